@@ -30,7 +30,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help fuzz replay ledger explanations operations evidence history nightly test time-to-bug drills states faults gpu conformance bench coverage lint format docs wheel hooks clean
+.PHONY: help fuzz replay ledger explanations operations evidence history launchers nightly test time-to-bug drills states faults gpu conformance bench coverage lint format docs wheel hooks clean
 
 # Compiled files are kept, which `make clean` removes: the tests start hundreds of processes, and each would compile this
 # package again, and pytest every test in every worker.
@@ -63,6 +63,9 @@ operations: $(STAMP) ## name each seeded bug's first operation that differs from
 
 evidence: $(STAMP) ## make docs/evidence.md from its tables; measure some first: ARGS="--run NAME", or all that can be
 	@$(BIN)/python tests/evidence/evidence.py $(ARGS)
+
+launchers: $(STAMP) ## make the table of docs/published.md; try to bind some first: ARGS="--try vllm"
+	@$(BIN)/python tests/evidence/launcher_matrix.py $(ARGS)
 
 history: $(STAMP) ## which bugs of the trackers are expressed, drawn and planted; measure shares first: ARGS=--shares
 	@$(BIN)/python tests/history/history.py $(ARGS)

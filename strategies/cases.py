@@ -112,7 +112,7 @@ def _cases(
     heads = draw(heads_of(key))
     heads = replace(heads, num_kv_heads=form.num_kv_heads) if form else heads
     lengths = batches(key=key, num_kv_heads=heads.num_kv_heads, domain=left.domain, campaign=campaign)
-    sequences = draw(lengths) if batch is None else batch
+    sequences = _promised(draw(lengths) if batch is None else batch, domain)
     left.note("empty_sequences", not all(sequence.query_len for sequence in sequences) or not sequences)
     # Features are drawn whether they are on or not: the shrinker needs the same choices in every case.
     tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
@@ -171,7 +171,7 @@ def _cases(
         mask=CAUSAL
         if key.mask == CAUSAL.kind
         else draw(masks(kind=key.mask, sequences=sequences, tile_sizes=tiles, domain=left.domain)),
-        softmax_scale=draw(softmax_scales(head_size=key.head_size, other_signs=signs)),
+        softmax_scale=_scale(draw(softmax_scales(head_size=key.head_size, other_signs=signs)), key, domain),
         scores=scores,
         values=draw(value_recipes(exact=equal or isinstance(scores, HeavyScores | UniformScores))),
         pages=in_order(pages) if FAMILIES[key.family].cache.is_packed else pages,
@@ -195,6 +195,16 @@ def _cases(
 def _variant(draw: st.DrawFn, key: CompileKey, seed: int | None) -> KernelVariant:
     """Return the variant that a seed chooses for a key; without one, any."""
     return draw(_VARIANTS) if seed is None else variant_of(key, seed)
+
+
+def _promised(sequences: tuple[Sequence, ...], domain: Domain) -> tuple[Sequence, ...]:
+    """Return sequences without contexts for a target that takes none."""
+    return tuple(replace(each, context_len=0) for each in sequences) if domain.no_context else sequences
+
+
+def _scale(drawn: float, key: CompileKey, domain: Domain) -> float:
+    """Return the softmax scale that was drawn, or the only one that a target computes."""
+    return key.head_size**-0.5 if domain.usual_scale else drawn
 
 
 def _exact(bias: QQBiasRecipe) -> QQBiasRecipe:

@@ -32,6 +32,7 @@ Limit: TypeAlias = bool | tuple[int | str | tuple[str, ...], ...] | dict[str, bo
 """The value of one field of a domain."""
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=2**31)] | str
 
+_GROUPS: Final = "roles, constants, tensors and sizes"
 LEFT_OUT: str = "default"
 """The role of a parameter that keeps its default."""
 
@@ -53,7 +54,8 @@ class Binding(Plain, frozen=True):
 
     - ``family``: what is computed (:mod:`fuzz_attn.case.families`).
     - ``roles``: the role of each parameter that is passed; ``default`` leaves it at its default.
-    - ``constants`` and ``tensors``: arguments that have no role.
+    - ``constants``, ``tensors`` and ``sizes``: arguments that have no role. A size is computed from those of the case,
+      such as ``head_size + 1``.
     - ``layout``: how the caches lie in memory (:mod:`fuzz_attn.binding.layouts`).
     - ``output``: whether the target writes its output or returns it. ``returns``: the names of the outputs that it
       returns, in order, if it returns more than ``out``; any other name stands for a value that nothing checks.
@@ -73,6 +75,7 @@ class Binding(Plain, frozen=True):
     roles: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it for each struct
     constants: dict[str, Constant] = {}  # noqa: RUF012 - as above
     tensors: dict[str, TensorRecipe] = {}  # noqa: RUF012 - as above
+    sizes: dict[str, Size] = {}  # noqa: RUF012 - as above
     layout: str | Layout | None = None
     output: OutputForm | None = None
     returns: tuple[str, ...] = ()
@@ -92,13 +95,18 @@ class Binding(Plain, frozen=True):
     def __post_init__(self) -> None:
         """Refuse a parameter that is stated twice, and a layout without such a name."""
         super().__post_init__()
-        groups = (self.roles, self.constants, self.tensors)
+        groups = (self.roles, self.constants, self.tensors, self.sizes)
         names = [name for group in groups for name in group]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise BindingError(f"parameter {twice[0]!r} must be in one of roles, constants and tensors, and is in two")
+            raise BindingError(f"parameter {twice[0]!r} must be in one of {_GROUPS}, and is in two")
         if isinstance(self.layout, str) and self.layout not in LAYOUTS:
             raise BindingError(f"layout={self.layout!r} must be one of {', '.join(LAYOUTS)}, or a table of patterns")
+
+    @property
+    def without_role(self) -> tuple[str, ...]:
+        """The parameters whose arguments have no role."""
+        return (*self.constants, *self.tensors, *self.sizes)
 
     @property
     def parameter_of(self) -> dict[str, str]:

@@ -38,7 +38,7 @@ class Call:
         Return how many tensors it returned beside the outputs. Raises :class:`ReturnedOutputError` for a value that is
         no tensor of its output's shape and type.
         """
-        values, outputs = _values_of(result), self.problem.tensors.outputs
+        values, outputs = values_of(result), self.problem.tensors.outputs
         names = self.problem.binding.returned
         if len(values) < len(names):
             raise ReturnedOutputError(f"returned {len(values)} values where its binding promises {', '.join(names)}")
@@ -49,7 +49,7 @@ class Call:
         return sum(isinstance(each, torch.Tensor) and not _is_output(each, outputs.values()) for each in others)
 
 
-def _values_of(result: object) -> tuple[object, ...]:
+def values_of(result: object) -> tuple[object, ...]:
     """Return what a target returned, value by value."""
     return tuple(result) if isinstance(result, tuple | list) and result else (result,)
 
@@ -76,6 +76,7 @@ def call_of(binding: Binding, signature: Signature, tensors: AttentionTensors) -
     }
     arguments |= {name: python_value(value) for name, value in binding.constants.items()}
     arguments |= {name: tensor_of(name, recipe, problem) for name, recipe in binding.tensors.items()}
+    arguments |= {name: size_of(size, problem) for name, size in binding.sizes.items()}
     return Call(arguments, problem)
 
 
@@ -90,6 +91,8 @@ def take(found: object, output: OutputTensor, words: str) -> None:
     own = output.tensor
     if not isinstance(found, torch.Tensor):
         raise ReturnedOutputError(f"returned a {type(found).__name__} where its binding promises {words}")
+    if found.shape != own.shape and found.squeeze().shape == own.squeeze().shape:
+        found = found.reshape(own.shape)  # with an axis for the tokens of each sequence, or for a batch
     if found.shape != own.shape or found.dtype != own.dtype:
         raise ReturnedOutputError(
             f"returned {found.dtype} {list(found.shape)} where {words} is {own.dtype} {list(own.shape)}"
@@ -103,6 +106,8 @@ SIZES: Final[dict[str, Callable[[Problem], int]]] = {
     "num_query_heads": lambda problem: problem.tensors.query.shape[1],
     "num_kv_heads": lambda problem: problem.tensors.num_kv_heads,
     "head_size": lambda problem: problem.tensors.query.shape[2],
+    "value_size": lambda problem: problem.tensors.output.shape[2],
+    "rope_size": lambda problem: problem.tensors.query.shape[2] - problem.tensors.output.shape[2],
     "padded_head_size": lambda problem: 1 << (problem.tensors.query.shape[2] - 1).bit_length(),
     "block_size": lambda problem: problem.tensors.block_size,
     "num_blocks": lambda problem: problem.tensors.key_cache.shape[0],

@@ -99,7 +99,7 @@ def capital(words: str) -> str:
 
 def parameters_of(binding: Binding, reasons: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield parameter, role and reason for every parameter of a target."""
-    for name in dict.fromkeys((*binding.roles, *binding.constants, *binding.tensors, *reasons)):
+    for name in dict.fromkeys((*binding.roles, *binding.without_role, *reasons)):
         yield name, _role(name, binding), reasons.get(name, "stated")
 
 
@@ -108,6 +108,8 @@ def _role(name: str, binding: Binding) -> str:
         return binding.roles[name]
     if name in binding.constants:
         return f"the constant {binding.constants[name]!r}"
+    if name in binding.sizes:
+        return f"the size {binding.sizes[name]}"
     return _tensor(binding.tensors[name]) if name in binding.tensors else ""
 
 

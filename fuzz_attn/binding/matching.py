@@ -19,7 +19,11 @@ from fuzz_attn.errors import BindingError
 _NEUTRAL: Final = "left at its default"
 _STATED: Final = "stated"
 
-_EVERY: Final = (("query",), ("key_cache",), ("value_cache",), ("softmax_scale",))
+_QUERY: Final = ("query", "batched_query")
+_CACHES: Final = (
+    ("key_cache", "latent_cache", "latent_pages"),
+    ("value_cache", "latent_cache", "latent_pages"),
+)
 _LENGTHS: Final = ("seq_lens", "context_lens", "kv_indptr", "key_start_loc")
 _PAGES: Final = ("block_table", "kv_indices", "slot_table")
 _QUERIES: Final = ("query_start_loc", "query_lens")
@@ -65,7 +69,7 @@ def match_of(signature: Signature, family: Family | None = None, stated: Binding
 
 def _stated_names(stated: Binding) -> frozenset[str]:
     """Return the parameters of which a user states anything."""
-    return frozenset((*stated.roles, *stated.constants, *stated.tensors))
+    return frozenset((*stated.roles, *stated.without_role))
 
 
 def _published(signature: Signature, family: Family | None, stated: Binding) -> Published | None:
@@ -92,7 +96,7 @@ def _overruled(binding: Binding, stated: Binding) -> Binding:
 
 
 def _neutral(signature: Signature, binding: Binding) -> dict[str, str]:
-    bound = {*binding.roles, *binding.constants, *binding.tensors}
+    bound = {*binding.roles, *binding.without_role}
     return {name: _NEUTRAL for name in signature.names if name not in bound}
 
 
@@ -103,8 +107,8 @@ def _by_synonyms(signature: Signature, family: Family | None, stated: Binding) -
     is_open = family is None and "new_keys" in bound
     family = family or _form(bound)
     roles = {name: role for name, role in roles.items() if _is_passed(name, role, bound, signature)}
-    reasons = {name: why for name, why in reasons.items() if name in {*roles, *stated.constants, *stated.tensors}}
-    _require_known(signature, {*roles, *stated.constants, *stated.tensors})
+    reasons = {name: why for name, why in reasons.items() if name in {*roles, *stated.without_role}}
+    _require_known(signature, {*roles, *stated.without_role})
     output = stated.output or ("in_place" if "output" in bound else "returned")
     _require_roles(bound, family, output)
     binding = replace(
@@ -118,16 +122,17 @@ def _by_synonyms(signature: Signature, family: Family | None, stated: Binding) -
 
 def _roles(signature: Signature, stated: Binding) -> tuple[dict[str, str], dict[str, str]]:
     """Return the role of each parameter that has one, and why."""
-    roles, reasons = {}, dict.fromkeys([*stated.constants, *stated.tensors], _STATED)
+    roles, reasons = {}, dict.fromkeys(stated.without_role, _STATED)
     caches = {ROLE_OF.get(name) for name in signature.names} | set(stated.roles.values())
     packed = bool({"key_cache", "value_cache"} & caches)
+    listed = bool({*_PAGES, "key_start_loc"} & caches)  # else new keys are all that there is
     for name in (*signature.names, *(set(stated.roles) - set(signature.names))):
         role = stated.roles.get(name) or (ROLE_OF.get(name) if name not in reasons else None)
         if role is None:
             continue
         if role != LEFT_OUT and role not in ROLES:
             raise BindingError(f"role {role!r} of parameter {name!r} is unknown: choose among {', '.join(ROLES)}")
-        roles[name] = role if packed or name in stated.roles else PACKED.get(role, role)
+        roles[name] = role if packed or not listed or name in stated.roles else PACKED.get(role, role)
         reasons[name] = _STATED if name in stated.roles else "name" if name == roles[name] else f"names the {role}"
     unknown = [name for name in (*stated.roles, *reasons) if not signature.takes(name)]
     if unknown:
@@ -149,6 +154,8 @@ def _require_each_once(roles: Mapping[str, str]) -> None:
 
 def _form(bound: set[str]) -> Family:
     """Return what a signature with these roles computes."""
+    if {"latent_cache", "latent_pages"} & bound:
+        return "mla_decode"
     if "key_start_loc" in bound and not bound & {*_PAGES, "new_keys", "new_values"}:
         return "varlen"
     if {"new_keys", "new_values"} & bound:
@@ -172,7 +179,7 @@ def _require_known(signature: Signature, bound: set[str]) -> None:
     if unknown:
         raise BindingError(
             f"requires parameter {unknown[0]!r}, which has no role; state it in a binding file, as [roles] "
-            f"{unknown[0]} = ROLE, or under [constants] or [tensors]. Roles: {', '.join(ROLES)}"
+            f"{unknown[0]} = ROLE, or under [constants], [tensors] or [sizes]. Roles: {', '.join(ROLES)}"
         )
 
 
@@ -181,8 +188,12 @@ def _require_roles(bound: set[str], family: Family, output: OutputForm) -> None:
     packed = (("new_keys",), ("new_values",)) if FAMILIES[family].packs_new_keys else ()
     queries = (_QUERIES,) if FAMILIES[family].needs_query_starts else ()
     written = (("output",),) if output == "in_place" else ()
-    placed = (("key_start_loc",),) if FAMILIES[family].cache.is_packed else (_LENGTHS, _PAGES)
-    missing = [roles for roles in (*_EVERY, *packed, *written, *queries, *placed) if not bound & set(roles)]
+    without_cache = {"new_keys", "new_values"} <= bound and not bound & {"key_cache", "value_cache", *_PAGES}
+    if FAMILIES[family].cache.is_packed:
+        places: tuple[tuple[str, ...], ...] = (*_CACHES, ("key_start_loc",))
+    else:
+        places = (_LENGTHS,) if without_cache else (*_CACHES, _LENGTHS, _PAGES)
+    missing = [roles for roles in (_QUERY, *packed, *written, *queries, *places) if not bound & set(roles)]
     if missing:
         named = ", ".join(" or ".join(roles) for roles in missing)
         raise BindingError(
@@ -198,8 +209,10 @@ def _conventions(signature: Signature, roles: Mapping[str, str], stated: Binding
     switched = ("window", "softcap", "k_scale", "v_scale", "q_scale", "lse")
     off = {role: defaults[role] for role in switched if role in defaults}
     has_slots = {"kv_indices", "slot_table"} & set(roles.values())
+    latent = {"latent_cache", "latent_pages"} & set(roles.values())
+    without = not {"key_cache", "value_cache"} & set(roles.values())
     told = Binding(
-        layout="slots" if has_slots else None,
+        layout="slots" if has_slots else "latent" if latent else "rows" if without else None,
         window=_window_told(defaults.get("window"), texts.get("window", "")) if "window" in texts else None,
         scales=_scales_told(defaults.get("k_scale"), texts.get("k_scale", "")) if "k_scale" in texts else None,
         off={role: constant for role, value in off.items() if (constant := _constant(value)) is not _NO_CONSTANT},

@@ -20,6 +20,8 @@ from fuzz_attn.errors import BindingError, DomainError
 _UNDECLARED: Final[frozenset[Feature]] = UNPUBLISHED_FEATURES | {"fp8_q"}
 """Features that never follow from a signature: a target has to declare them. Published versions differ in how they
 compute fp8 queries."""
+_OF_CACHES: Final[frozenset[Feature]] = frozenset(("stale_cache", "fp8_kv", "uint8_cache", "large_offsets"))
+"""Features of the caches of a case, of which a launcher of packed keys gets none."""
 _NATIVE_ONLY: Final[frozenset[Feature]] = frozenset(("large_offsets",))
 """Features of the caches of a case that a copy in another layout cannot have."""
 
@@ -32,8 +34,21 @@ def domain_of(binding: Binding) -> Domain:
     """
     assert binding.family is not None
     features = (expressible(binding) - _UNDECLARED) | frozenset(binding.promises)
-    own = Domain(family=binding.family, features=features, paths=_paths(binding), fp8_q_scales=False)
+    own = Domain(
+        family=binding.family,
+        features=features,
+        paths=_paths(binding),
+        fp8_q_scales=False,
+        usual_scale="softmax_scale" not in binding.parameter_of,
+        no_context=_has_no_cache(binding),
+    )
     return _checked(_limited(own, binding), binding)
+
+
+def _has_no_cache(binding: Binding) -> bool:
+    """Return whether a launcher takes packed keys and values only."""
+    roles = set(binding.parameter_of)
+    return {"new_keys", "new_values"} <= roles and not roles & {"key_cache", "value_cache"}
 
 
 def _limited(domain: Domain, binding: Binding) -> Domain:
@@ -115,6 +130,8 @@ def _inexpressible(binding: Binding) -> frozenset[Feature]:
     lost = frozenset[Feature]() if native else _NATIVE_ONLY
     if binding.fp8 == "bytes":
         lost |= {"uint8_cache"}
+    if _has_no_cache(binding):
+        lost |= _OF_CACHES
     in_one_row = FAMILIES[binding.family].cache.in_one_row
     if not in_one_row and {"kv_indices", "slot_table"} & set(binding.parameter_of):  # such a slot may exceed 32 bits
         lost |= _NATIVE_ONLY

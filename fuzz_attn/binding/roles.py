@@ -63,6 +63,10 @@ ROLES: Final[dict[str, Role]] = {
         ("out", "output", "o", "o_extend", "attn_out", "attn_output"),
         _output("out"),
     ),
+    "batched_query": Role(
+        "queries [num_tokens, 1, num_query_heads, head_size]", (), lambda problem: problem.tensors.query[:, None]
+    ),
+    "query_type": Role("Triton's type of the queries", ("compute_type",), values.query_type),
     "lse": Role(
         "log-sum-exp of each row, float32 [num_tokens, num_query_heads] or its transpose",
         ("lse", "softmax_lse", "out_lse", "lse_extend"),
@@ -83,6 +87,8 @@ ROLES: Final[dict[str, Role]] = {
         ("kv_buffer", "latent_cache"),
         lambda problem: problem.key_cache[:, :, 0],
     ),
+    "latent_pages": Role("the same as [num_blocks, block_size, 1, head_size]", (), lambda problem: problem.key_cache),
+    "latent_values": Role("its first elements, likewise", (), lambda problem: problem.value_cache),
     "new_keys": Role(
         "keys of the new tokens [num_tokens, num_kv_heads, head_size]",
         ("k", "key", "keys", "k_extend", "k_new", "new_k", "k_states"),
@@ -182,6 +188,7 @@ ROLES: Final[dict[str, Role]] = {
     "custom_mask": Role(
         "bits of each sequence [query_len, seq_len], one after the other", ("custom_mask",), _optional("custom_mask")
     ),
+    "replacing_mask": Role("the same in place of the causal mask, which it includes", (), values.replacing_mask),
     "mask_indptr": Role("prefix sums of the bits in custom_mask [num_seqs + 1]", ("mask_indptr",), values.mask_indptr),
     "window": Role(
         "sliding window", ("window_size", "sliding_window", "sliding_window_size", "local_window"), values.window

@@ -12,7 +12,7 @@ import torch
 
 from fuzz_attn.binding.problem import Problem
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.mask_recipes import Chunks, Lookahead, TopLeft
+from fuzz_attn.case.mask_recipes import Chunks, Custom, Lookahead, TopLeft
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -49,6 +49,13 @@ def lse(problem: Problem) -> object:
     if "lse" in problem.binding.off:
         return problem.off("lse")
     return torch.empty(problem.tensors.output.shape[:2], dtype=torch.float32, device=problem.device)
+
+
+def query_type(problem: Problem) -> object:
+    """Return the type of the queries, as Triton's language names it."""
+    import triton.language  # noqa: PLC0415 - the backend prepares Triton first
+
+    return getattr(triton.language, str(problem.tensors.query.dtype).removeprefix("torch."))
 
 
 def kv_indptr(problem: Problem) -> torch.Tensor:
@@ -134,6 +141,21 @@ def top_left(problem: Problem) -> bool:
 def chunk_size(problem: Problem) -> int:
     """Return the keys of a chunk, 0 for none."""
     return problem.tensors.mask.size if isinstance(problem.tensors.mask, Chunks) else 0
+
+
+def replacing_mask(problem: Problem) -> object:
+    """Return the bits of a custom mask; where it is used together with the causal one, without what that hides."""
+    tensors, mask = problem.tensors, problem.tensors.mask
+    if tensors.custom_mask is None or not isinstance(mask, Custom):
+        return problem.off("replacing_mask")
+    if not mask.causal:
+        return tensors.custom_mask
+    seen = [np.zeros(0, np.bool_)]
+    for sequence, context in enumerate(tensors.context_lens):
+        bits = tensors.mask_of(sequence)
+        assert bits is not None
+        seen.append(np.tril(bits, context).ravel())
+    return problem.kept("replacing_mask", torch.from_numpy(np.concatenate(seen)).to(problem.device))
 
 
 def mask_indptr(problem: Problem) -> object:

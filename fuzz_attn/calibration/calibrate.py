@@ -149,7 +149,7 @@ def _with_plain_case(target: Target, backend: Backend) -> Calibration:
         likeliest = likeliest or (attempt if "wrong" in results else None)
     likeliest = likeliest or attempts[0]
     likeliest.ask(PLAIN)
-    if likeliest.size.batch != "ragged":
+    if likeliest.size.batch != "ragged" and not target.domain.no_context:
         likeliest.notes.append(EASIER.format(BATCHES[likeliest.size.batch]))
     return likeliest
 

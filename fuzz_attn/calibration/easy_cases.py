@@ -20,6 +20,7 @@ Batch: TypeAlias = Literal["ragged", "decode", "fresh"]
 
 _HEAD_SIZES: Final = (64, 128, 32, 16, 256)
 _BLOCK_SIZES: Final = (16, 64, 32, 128, 256)
+_VALUE_SIZES: Final = (32, 64, 16, 128, 8)
 _DTYPES: Final[tuple[DTypeName, ...]] = ("float16", "bfloat16", "float32")
 _EASIER: Final[tuple[Batch, ...]] = ("decode", "fresh")
 _GROUPS: Final = (2, 4, 8, 1)
@@ -35,6 +36,7 @@ class Size:
     group: int
     dtype: DTypeName
     batch: Batch = "ragged"
+    value_size: int = 0
 
 
 def sizes(domain: Domain) -> Iterator[Size]:
@@ -43,13 +45,14 @@ def sizes(domain: Domain) -> Iterator[Size]:
     blocks = _allowed(_BLOCK_SIZES, domain.block_sizes)
     groups = _allowed(_GROUPS, domain.group_sizes)
     dtypes = [name for name in _DTYPES if name in domain.dtypes]
-    usual = Size(heads[0], blocks[0], groups[0], dtypes[0])
+    values = _allowed(_VALUE_SIZES, domain.value_sizes)[0] if domain.allows("head_size_v") else 0
+    usual = Size(heads[0], blocks[0], groups[0], dtypes[0], "fresh" if domain.no_context else "ragged", values)
     yield usual
-    yield from (replace_size(usual, batch=batch) for batch in _EASIER)
-    yield from (Size(heads[0], blocks[0], groups[0], dtype) for dtype in dtypes[1:])
-    yield from (Size(head, blocks[0], groups[0], dtypes[0]) for head in heads[1:])
-    yield from (Size(heads[0], block, groups[0], dtypes[0]) for block in blocks[1:])
-    yield from (Size(heads[0], blocks[0], group, dtypes[0]) for group in groups[1:])
+    yield from (replace_size(usual, batch=batch) for batch in _EASIER if not domain.no_context)
+    yield from (replace_size(usual, dtype=dtype) for dtype in dtypes[1:])
+    yield from (replace_size(usual, head_size=head) for head in heads[1:])
+    yield from (replace_size(usual, block_size=block) for block in blocks[1:])
+    yield from (replace_size(usual, group=group) for group in groups[1:])
 
 
 def _allowed(wanted: tuple[int, ...], bounds: tuple[int, ...]) -> list[int]:
@@ -70,7 +73,10 @@ def plain_case(family: Family, size: Size) -> AttentionCase:
         sequences=(Sequence(query_len, keys - query_len), Sequence(1, 0 if size.batch == "fresh" else 4)),
         family=family,
         heads=HeadLayout(
-            num_kv_heads=1 if interface.cache.is_latent else 2, num_queries_per_kv=size.group, head_size=size.head_size
+            num_kv_heads=1 if interface.cache.is_latent else 2,
+            num_queries_per_kv=size.group,
+            head_size=size.head_size,
+            value_size=size.value_size,
         ),
         dtypes=DTypes(q=size.dtype, kv=size.dtype, out=size.dtype),
         pages=PageLayout(block_size=size.block_size, permuted=not interface.cache.is_packed, spare_blocks=1),

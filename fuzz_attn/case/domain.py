@@ -48,6 +48,8 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     - ``num_warps`` and ``num_stages``: what Triton's compiler may be asked for in place of the launcher's own choice.
       With ``launch_options``, which the backend of a GPU sets, cases choose among them.
     - ``lse``: the form of the log-sum-exp that the target writes (:class:`fuzz_attn.case.recipes.LogSumExp`).
+    - ``usual_scale``: the target takes no softmax scale, so it is always ``head_size**-0.5``.
+    - ``no_context``: the target takes packed keys of new tokens only, so no sequence has a context.
     - ``alibi_kinds``: the kinds of ALiBi slopes (:class:`fuzz_attn.case.recipes.AlibiRecipe`).
     """
 
@@ -71,6 +73,8 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True):
     launch_options: bool = False
     lse: LogSumExp = LogSumExp()
     value_sizes: tuple[int, ...] = (1, 256)
+    usual_scale: bool = False
+    no_context: bool = False
 
     def __post_init__(self) -> None:
         """Raise :class:`DomainError`, with argument, value and bound, for an unknown name or a domain without cases."""
@@ -214,6 +218,10 @@ def _unpromised(case: CaseFields, domain: Domain) -> Iterator[str]:
             yield what.format(size)
     if case.alibi is not None and case.alibi.kind not in domain.alibi_kinds:
         yield f"{case.alibi.kind} ALiBi slopes"
+    if domain.no_context and any(sequence.context_len for sequence in case.sequences):
+        yield "a context"
+    if domain.usual_scale and case.softmax_scale != case.heads.head_size**-0.5:
+        yield "a softmax scale other than head_size**-0.5"
     if case.lse is not None and case.lse != domain.lse:
         yield f"a log-sum-exp {case.lse.words()}"
 

@@ -12,7 +12,7 @@ import msgspec
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError, NotCompiledInterrupt, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import FirstOperation
-from fuzz_attn.operations.registry import FAMILIES, AnyCase, FamilyName, operation_of, operation_of_target
+from fuzz_attn.operations.registry import FAMILIES, AnyCase, FamilyName, load_target, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.workers.messages import Compiling
 from fuzz_attn.workers.worker import Send, serve
@@ -237,7 +237,7 @@ def _target(name: str, family: FamilyName | None, binding: Binding | None, backe
 
     without_gpu = backend.device == "cpu" and name not in FAMILIES
     with gpu_answers() if without_gpu else nullcontext():
-        target = operation_of_target(name, family).load_target(name, family, binding)
+        target = load_target(name, family, binding)
         target = target.on_device(backend.tensor_core_slack)
     return replace(target, without_gpu=without_gpu)
 

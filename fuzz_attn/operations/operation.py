@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.binding.binding import Binding
+    from fuzz_attn.binding.signature import Signature
     from fuzz_attn.case.not_drawn import NotDrawn
     from fuzz_attn.case.parts import DTypes
     from fuzz_attn.oracle.verdict import Verdict
@@ -377,6 +378,10 @@ class Operation(ABC):
     @abstractmethod
     def load_target(self, name: str, family: str | None, binding: Binding | None) -> Target:
         """Return the target that a specification names; raises :class:`fuzz_attn.errors.TargetError` without one."""
+
+    def takes(self, signature: Signature, stated: Binding) -> bool:
+        """Return whether a signature is that of a target, where attention's names do not fit it."""
+        return False
 
     def parameters_of(self, binding: Binding, reasons: Mapping[str, str]) -> list[tuple[str, str, str]]:
         """Return a row for each parameter of a target: its name, its role in words, and why it has that."""

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.errors import CaseError
+from fuzz_attn.errors import BindingError, CaseError, TargetError
 from fuzz_attn.operations.attention.attention import Attention
 from fuzz_attn.operations.cache_write.cache_writing import CacheWrite
 from fuzz_attn.operations.merge_states.merging_states import MergeStates
@@ -23,6 +23,9 @@ FAMILIES: Final = {family: words for operation in OPERATIONS.values() for family
 """The families of all operations, with their words."""
 
 if TYPE_CHECKING:
+    from fuzz_attn.binding.binding import Binding
+    from fuzz_attn.targets.target import Target
+
     FamilyName: TypeAlias = str
 else:
     FamilyName = Literal[tuple(FAMILIES)]
@@ -57,10 +60,39 @@ def operation_of_family(family: str) -> Operation:
     return next(each for each in OPERATIONS.values() if family in each.families)
 
 
-def operation_of_target(name: str, family: str | None) -> Operation:
-    """Return the operation that a target does: that of its family, which built-in targets have as their names."""
-    family = family or name
-    return operation_of_family(family) if family in FAMILIES else OPERATIONS[UNNAMED]
+def load_target(name: str, family: str | None, binding: Binding | None) -> Target:
+    """Return the target that a specification names.
+
+    Its operation is that of the family, which built-in targets have as their names, or else the first that the
+    signature fits. Raises :class:`fuzz_attn.errors.TargetError`, with attention's reason where no operation fits.
+    """
+    known = family or name
+    if known in FAMILIES:
+        return operation_of_family(known).load_target(name, family, binding)
+    if binding is not None and binding.whole and binding.family is None:  # attention's bindings say their family
+        other = _other_operation(name, binding)
+        if other is None:
+            raise TargetError(f"target={name!r} has no operation that its binding fits")
+        return other.load_target(name, family, binding)
+    try:
+        return OPERATIONS[UNNAMED].load_target(name, family, binding)
+    except TargetError as error:
+        other = _other_operation(name, binding) if isinstance(error.__cause__, BindingError) else None
+        if other is None:
+            raise
+        return other.load_target(name, family, binding)
+
+
+def _other_operation(name: str, binding: Binding | None) -> Operation | None:
+    """Return the operation whose names the signature of a target has; None without one."""
+    from fuzz_attn.binding.signature import signature_of  # noqa: PLC0415 - few targets get here
+    from fuzz_attn.targets.loading import known_of, object_named  # noqa: PLC0415 - imports torch
+
+    found = object_named(name)
+    if not callable(found):
+        return None
+    stated, signature = known_of(name, binding), signature_of(found)
+    return next((each for each in OPERATIONS.values() if each.takes(signature, stated)), None)
 
 
 class HoldsCases(Plain, frozen=True):

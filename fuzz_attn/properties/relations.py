@@ -150,9 +150,13 @@ def _may_be_strided(case: AttentionCase, domain: Domain) -> bool:
 
 
 def _may_have_empty_sequences(case: AttentionCase, domain: Domain) -> bool:
-    """Return whether the batch may contain empty sequences; a paged decode without a filter cannot skip them."""
+    """Return whether the batch may contain empty sequences; a paged decode without a filter cannot skip them.
+
+    The ones that are added have a context.
+    """
     return (
         case.num_tokens > 0
+        and not domain.no_context
         and _may_get("empty_sequences", case, domain)
         and (not FAMILIES[case.family].one_token_each or case.filter_by_query_len)
     )

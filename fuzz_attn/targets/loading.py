@@ -48,7 +48,7 @@ def _loaded(spec: str, family: str | None, binding: Binding | None) -> Target:
     found = built_in(spec) or _from_entry_point(spec, family, binding)
     if found is not None:
         return found
-    binding = with_known(known_binding(place_of(spec)), binding, family)
+    binding = with_known(known_binding(place_of(spec), family), binding, family)
     return as_target(_found(spec, binding.instance if binding is not None else None), spec, family, binding)
 
 
@@ -67,6 +67,11 @@ def object_named(spec: str) -> object:
     """Return the object that ``module:function`` or another specification names; raises :class:`TargetError`."""
     with restored_process_state(), target_defaults():
         return _found(spec, None)
+
+
+def known_of(spec: str, binding: Binding | None) -> Binding:
+    """Return what a user states of a target, completed by what this package knows of it."""
+    return with_known(known_binding(place_of(spec)), binding, None) or Binding()
 
 
 def is_known(spec: str, binding: Binding | None) -> bool:

@@ -120,14 +120,18 @@ class Target:
         with restored_process_state(), target_defaults(), gpu_answers() if self.without_gpu else nullcontext():
             yield
 
+    def called(self, arguments: dict[str, Any]) -> object:
+        """Return the result of a call; what it raises passes this frame, by which the target's own are known."""
+        with self.surroundings():
+            return self.call(**arguments)
+
     def run(self, tensors: AttentionTensors) -> Called:
         """Call the target on tensors; ``tensors.outputs`` then hold what it wrote or returned, each by its name.
 
         Raises :class:`BindingError` where the arguments of the call cannot be computed, else what the target raises.
         """
         call = self.call_on(tensors)
-        with self.surroundings():
-            result = self.call(**call.arguments)
+        result = self.called(call.arguments)
         beyond = call.finish(result)
         return Called(call.changed(), beyond)
 

@@ -219,6 +219,30 @@ def test_arguments_of_masks(mask: Mask, window: int, given: tuple[object, ...]) 
         assert found["mask_indptr"] is None
 
 
+@pytest.mark.parametrize("mask", [Causal(), Custom(), Custom(causal=False)], ids=str)
+def test_a_mask_may_stand_in_place_of_the_causal_one(mask: Mask) -> None:
+    case = replace(CASE, family="extend", mask=mask)
+    found, tensors = arguments(EXTEND, case, {"window": "pair", "roles": {"custom_mask": "replacing_mask"}})
+    if not isinstance(mask, Custom):
+        assert found["custom_mask"] is None
+        return
+    own = tensors.custom_mask
+    assert own is not None
+    columns = [*(range(7)), *(range(7)), *(range(3))]
+    last = [5] * 7 + [6] * 7 + [2] * 3  # the position of each row
+    hidden = [mask.causal and column > position for column, position in zip(columns, last, strict=True)]
+    assert any(bit and gone for bit, gone in zip(own.tolist(), hidden, strict=True)) is mask.causal
+    assert found["custom_mask"].tolist() == [bit and not gone for bit, gone in zip(own.tolist(), hidden, strict=True)]
+
+
+def test_an_output_with_an_axis_more_is_taken() -> None:
+    tensors = materialise(CASE)
+    result = torch.full((1, *tensors.query.shape), 2.0, dtype=torch.bfloat16)
+    function, _ = recorder(UNIFIED.replace(" out,", ""), result)
+    as_target(function, "mine", CASE.family, binding_of(STATED | {"layout": "rows"})).run(tensors)
+    assert bool((tensors.outputs["out"].elements == 2.0).all())
+
+
 @pytest.mark.parametrize("mask", [Lookahead(4), Full(), Causal()], ids=str)
 def test_the_right_side_of_a_window_may_have_a_name_of_its_own(mask: Mask) -> None:
     parameters = EXTEND.replace("window_size", "scale, window_left, window_right")

@@ -10,12 +10,19 @@ import pytest
 import triton
 
 from fuzz_attn.binding.binding import binding_of
+from fuzz_attn.binding.call import call_of
 from fuzz_attn.binding.conventions import open_in
 from fuzz_attn.binding.matching import Match, match_of
+from fuzz_attn.binding.promises import domain_of
 from fuzz_attn.binding.roles import PACKED, ROLES
 from fuzz_attn.binding.signature import signature_of
 from fuzz_attn.case.aspects import FEATURES
+from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.domain import unpromised
+from fuzz_attn.case.parts import HeadLayout, Sequence
+from fuzz_attn.engine.schedule import play_round
 from fuzz_attn.errors import BindingError, TargetError
+from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.targets.loading import as_target
 
 
@@ -58,6 +65,46 @@ EXTEND = (
     "q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, is_causal, "
     "max_len_extend, k_scale, v_scale, sm_scale=None, sliding_window_size=-1, sinks=None"
 )
+
+
+def test_packed_keys_alone_are_sequences_without_a_context() -> None:
+    match = matched("q, k, v, o, b_start_loc, b_seq_len, max_input_len")
+    assert match.binding.family == "context"
+    assert match.binding.roles["k"] == "new_keys"
+    domain = domain_of(match.binding)
+    assert domain.no_context
+    assert domain.usual_scale
+    assert not domain.features & {"stale_cache", "fp8_kv", "large_offsets"}
+    case = AttentionCase(sequences=(Sequence(2),), family="context", softmax_scale=0.25)
+    assert not unpromised(case, domain)
+    assert unpromised(replace(case, sequences=(Sequence(2, 1),)), domain) == "a context"
+    assert unpromised(replace(case, softmax_scale=1.0), domain) == "a softmax scale other than head_size**-0.5"
+    drawn: list[AttentionCase] = []
+    play_round(domain, 1, 30, lambda case, _: drawn.append(case))
+    assert not [case for case in drawn if unpromised(case, domain)]
+    assert not domain_of(matched(DECODE).binding).no_context
+    assert not domain_of(matched(DECODE).binding).usual_scale
+
+
+def test_latent_pages_sizes_and_types_are_arguments() -> None:
+    stated = {
+        "roles": {"kv": "latent_pages"},
+        "sizes": {"rank": "value_size", "rope": "rope_size", "rows": "2 * num_seqs"},
+        "promises": ["head_size_v"],
+    }
+    signature = "q, kv, out, seq_lens, block_table, rank, rope, rows, compute_type"
+    match = matched(signature, stated)
+    assert (match.binding.family, match.binding.layout) == ("mla_decode", "latent")
+    assert not domain_of(match.binding).no_context
+    heads = HeadLayout(head_size=32, value_size=24)
+    case = AttentionCase(sequences=(Sequence(1, 3), Sequence(1)), family="mla_decode", heads=heads)
+    tensors = materialise(case)
+    given = call_of(match.binding, signature_of(function_of(signature)), tensors).arguments
+    assert given["kv"].shape == (2, 16, 1, 32)
+    assert (given["rank"], given["rope"], given["rows"]) == (24, 8, 4)
+    assert given["compute_type"] == triton.language.float32
+    with pytest.raises(BindingError, match="parameter 'rank' must be in one of roles"):
+        matched(signature, stated | {"constants": {"rank": 1}})
 
 
 @pytest.mark.parametrize(
@@ -141,14 +188,14 @@ def test_signature_tells_the_form_of_scales(annotation: str, form: str) -> None:
         ),
         (VARLEN + ", out=None", {}, "has two parameters for the role output: output and out; state one as [roles] out"),
         (
-            "q, k, v, o, b_start_loc, b_seq_len, max_input_len, sm_scale",
+            "q, k_cache, v_cache, o, b_start_loc, b_seq_len, max_input_len, sm_scale",
             {},
             "has no parameter for block_table or kv_in",
         ),
         (
-            "q, k, v, o, seq_lens, block_table",
+            "q, o, seq_lens, block_table",
             {},
-            "has no parameter for softmax_scale, which paged decode needs; state ",
+            "has no parameter for key_cache or latent_cache or latent_pages, value_cache or",
         ),
         (
             DECODE,
@@ -178,7 +225,7 @@ def test_what_does_not_bind_is_one_line(parameters: str, stated: dict[str, Any],
         ),
         (
             {"roles": {"a": "query"}, "constants": {"a": 1}},
-            "parameter 'a' must be in one of roles, constants and tensors",
+            "parameter 'a' must be in one of roles, constants, tensors and sizes",
         ),
         ({"windows": "pair"}, "binding: Object contains unknown field `windows`"),
         ({"window": "W"}, "binding: Invalid enum value 'W'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -214,6 +215,7 @@ def test_stubs_of_vllm_have_its_answers(tmp_path: Path) -> None:
         assert platform.fp8_dtype() is torch.float8_e4m3fn
         assert platform.is_cuda()
         assert not platform.is_rocm()
+        assert importlib.import_module("vllm.config.cache").get_kv_cache_dtype_handler("auto") is None
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
             del sys.modules[name]
@@ -267,6 +269,10 @@ def test_what_is_known_of_a_published_launcher() -> None:
     assert known.domain["output_dtypes"] == ("float32", "float16", "bfloat16", "float8_e4m3fn")
     assert known_binding(place_of("vllm==0.33.0:vllm.attention:other")) is None
     assert known_binding(None) is None
+    place = place_of("vllm==0.33.0:vllm.v1.attention.ops.triton_decode_attention:decode_attention_fwd")
+    found = {family: known_binding(place, family) for family in (None, "paged", "mla_decode", "unified")}
+    families = [known.family if known is not None else None for known in found.values()]
+    assert families == ["paged", "paged", "mla_decode", "paged"]
 
 
 def test_what_a_user_states_wins_over_what_is_known() -> None:

@@ -40,14 +40,14 @@ BAD_SPECS = {
     f"{FOLDER / 'broken_import.py'}:attend": "does not import: RuntimeError: no GPU here",
     f"{MISBEHAVING}:not_callable": "must be callable, and is a int",
     f"{MISBEHAVING}:fits_no_family": (
-        "has no parameter for softmax_scale, seq_lens or context_lens or kv_indptr or key_start_loc, block_table or "
+        "has no parameter for query_start_loc or query_lens, seq_lens or context_lens or kv_indptr or key_start_loc, "
     ),
     f"{MISBEHAVING}:positional_only": (
         "requires k, q, v as positional-only arguments, which a binding cannot pass by name"
     ),
     f"{MISBEHAVING}:requires_unknown_argument": (
         "requires parameter 'workspace', which has no role; state it in a binding file, as [roles] workspace = ROLE, "
-        "or under [constants] or [tensors]. Roles: query, output, "
+        "or under [constants], [tensors] or [sizes]. Roles: query, output, "
     ),
 }
 

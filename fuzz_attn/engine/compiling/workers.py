@@ -12,7 +12,7 @@ from fuzz_attn.backends import gpus
 from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.engine.orders import Ready, Setup
-from fuzz_attn.operations.registry import FAMILIES, AnyDomain, operation_of_target
+from fuzz_attn.operations.registry import FAMILIES, AnyDomain, load_target
 from fuzz_attn.workers.fork import die_with_parent
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def load_for(setup: Setup, binding: Binding | None, gpu: GpuFacts) -> Target:
     from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - imports torch
 
     with gpu_answers(answers_of(gpu)):
-        return operation_of_target(setup.target, setup.family).load_target(setup.target, setup.family, binding)
+        return load_target(setup.target, setup.family, binding)
 
 
 def answers_of(gpu: GpuFacts) -> Gpu:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from msgspec.structs import replace
+
 from fuzz_attn.case.aspects import SIMPLEST_SIZE
 from fuzz_attn.case.plain import counted
 from fuzz_attn.operations.cache_write.write_case import (
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from fuzz_attn.binding.binding import Binding
     from fuzz_attn.forensics.explanation import Explanation
     from fuzz_attn.operations.cache_write.write_experiment import WriteExperiment
+    from fuzz_attn.operations.small.small_target import Roles
     from fuzz_attn.properties.experiment import Experiment
     from fuzz_attn.targets.target import Target
 
@@ -147,6 +150,17 @@ class CacheWrite(SmallOperation):
         from fuzz_attn.operations.cache_write.write_target import load  # noqa: PLC0415 - imports torch
 
         return load(name, binding)
+
+    def signature_roles(self) -> Roles:
+        """Return the roles that the parameters of its targets may have."""
+        from fuzz_attn.operations.cache_write.write_target import WRITE_ROLES  # noqa: PLC0415 - imports torch
+
+        return WRITE_ROLES
+
+    def plain_case(self, domain: WriteDomain) -> WriteCase:
+        """Return tokens of two heads, or fewer, in slots in any order."""
+        heads = min(2, domain.num_heads[-1])
+        return replace(self.easy_case(domain), num_tokens=5, num_heads=heads, shuffled=True, spare_pages=2)
 
     def easy_case(self, domain: WriteDomain) -> WriteCase:
         """Return a small case."""

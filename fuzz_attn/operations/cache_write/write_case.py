@@ -36,9 +36,34 @@ ROLES: Final = {
     "v_scale_cache": "likewise of values",
     "kv_cache_dtype": "auto, fp8_e4m3, fp8_e5m2, int8_per_token_head or fp8_per_token_head, as a text",
     "kv_quant_mode": "0 without scales, 1 with one, 2 or 3 with a scale of each token and head in int8 or fp8",
+    "kv_cache": "one cache, written, whose columns are those of keys and then those of values",
+    "block_table": "page of each token, which is a sequence of its own, int32 [num_tokens, 1]",
+    "seq_lens": "place of each token in its page, plus 1, int32 [num_tokens]",
+    "query_start_loc": "0, 1, 2 and so on up to num_tokens: where sequences of one token start",
+    "query_lens": "1 for each token",
+    "max_query_len": "1",
 }
 """The parameters that a target may have, in words."""
-NEEDED: Final = ("key", "value", "key_cache", "value_cache", "slot_mapping")
+NAMES: Final = {
+    "key": ("k", "keys", "k_states"),
+    "value": ("v", "values", "v_states"),
+    "key_cache": ("k_cache", "k_caches", "k_buffer"),
+    "value_cache": ("v_cache", "v_caches", "v_buffer"),
+    "slot_mapping": ("slots",),
+    "block_table": ("block_offsets", "page_table"),
+    "seq_lens": ("kv_seq_length", "kv_seqlens"),
+    "query_start_loc": ("q_start_loc",),
+    "query_lens": ("q_seq_length",),
+    "max_query_len": ("max_q_seq_length", "max_q_seqlen"),
+}
+"""What published launchers call them."""
+NEEDED: Final = (
+    ("key", "value", "key_cache", "value_cache", "slot_mapping"),
+    ("key", "value", "kv_cache", "slot_mapping"),
+    ("key", "value", "key_cache", "value_cache", "block_table", "seq_lens"),
+    ("key", "key_cache", "slot_mapping"),
+)
+"""Sets of roles, of which a target needs one. One without values is called a second time for them."""
 SCALES: Final = ("k_scale", "v_scale")
 """The parameters that a target needs for fp8 caches with a scale for each cache."""
 SCALE_CACHES: Final = ("k_scale_cache", "v_scale_cache")
@@ -175,6 +200,7 @@ class WriteDomain(SmallDomain, frozen=True, forbid_unknown_fields=True, tag_fiel
     stored_as: tuple[StoredType, ...] = get_args(StoredType)
     head_sizes: tuple[int, ...] = (1, 256)
     page_sizes: tuple[int, ...] = (1, 4096)
+    num_heads: tuple[int, ...] = (1, 256)
     features: frozenset[str] = frozenset(
         (
             "skipped",
@@ -225,6 +251,8 @@ def unpromised(case: WriteCase, domain: WriteDomain) -> str:
         return f"caches of {case.stored_as.replace('_token_head', ' with a scale for each token and head')}"
     if not within(case.head_size, domain.head_sizes):
         return f"heads of {case.head_size}"
+    if not within(case.num_heads, domain.num_heads):
+        return f"{case.num_heads} heads"
     return "" if within(case.page_size, domain.page_sizes) else f"pages of {case.page_size}"
 
 

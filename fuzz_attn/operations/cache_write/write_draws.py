@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
+from fuzz_attn.case.domain import within
 from fuzz_attn.case.dtypes import DTYPES, is_fp8
 from fuzz_attn.operations.cache_write.write_case import (
     LARGEST_NUMBER,
@@ -36,6 +37,7 @@ def write_cases(draw: st.DrawFn, domain: WriteDomain, keys: tuple[WriteKey, ...]
     """Return a strategy of cases of some compile keys; shrinks towards one token and one head."""
     key = draw(sampled_from(keys))
     tokens, heads, spare = draw(_TOKENS), draw(HEADS), draw(_SPARE)
+    heads = heads if within(heads, domain.num_heads) else domain.num_heads[0]
     shuffled = draw(OFTEN)
     skipped = domain.allows("skipped") and draw(OFTEN)
     heads_first = domain.allows("heads_first") and draw(RARELY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -31,9 +31,14 @@ if TYPE_CHECKING:
     from fuzz_attn.binding.binding import Binding
     from fuzz_attn.forensics.explanation import Explanation
     from fuzz_attn.operations.merge_states.state_experiment import StateExperiment
+    from fuzz_attn.operations.small.small_target import Roles
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.experiment import Experiment
     from fuzz_attn.targets.target import Target
+
+
+def _has_poison(case: Any, domain: Any) -> bool:
+    return len(domain.empty_outputs) > 1
 
 
 class MergeStates(SmallOperation):
@@ -51,7 +56,7 @@ class MergeStates(SmallOperation):
         relation.name: relation
         for relation in (
             Relation("determinism", "exact", "a second launch on the same input gives the same bits", always),
-            Relation("poison_independence", "exact", "unused memory does not change the output", always),
+            Relation("poison_independence", "exact", "unused memory does not change the output", _has_poison),
             Relation(
                 "state_order",
                 "bounded",
@@ -153,9 +158,21 @@ class MergeStates(SmallOperation):
 
         return load(name, binding)
 
+    def signature_roles(self) -> Roles:
+        """Return the roles that the parameters of its targets may have."""
+        from fuzz_attn.operations.merge_states.state_target import STATE_ROLES  # noqa: PLC0415 - imports torch
+
+        return STATE_ROLES
+
+    def plain_case(self, domain: StateDomain) -> StateCase:
+        """Return two states of three tokens and two heads."""
+        key = key_pool(domain)[min(1, len(domain.dtypes) - 1)]
+        return StateCase(2, 3, 2, key.head_size, key.dtype, lse_spread=3.0, base=domain.lse.base)
+
     def easy_case(self, domain: StateDomain) -> StateCase:
         """Return a small case."""
-        return StateCase(head_size=key_pool(domain)[0].head_size, dtype=domain.dtypes[0])
+        key = key_pool(domain)[0]
+        return StateCase(min(domain.num_states), head_size=key.head_size, dtype=key.dtype, base=domain.lse.base)
 
     def with_causes(self, verdict: Verdict, experiment: Experiment) -> Verdict:
         """Return a failed verdict that names the poison of empty states where the case passes without it."""

@@ -8,7 +8,7 @@ whatever its output holds is not read.
 from __future__ import annotations
 
 import zlib
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
@@ -18,7 +18,7 @@ from fuzz_attn.case.aspects import SIMPLEST_SIZE, AspectTable
 from fuzz_attn.case.case_fields import Seed
 from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.plain import Count, Plain, counted, shortest
-from fuzz_attn.case.recipes import SlotPoison
+from fuzz_attn.case.recipes import LogSumExp, SlotPoison
 from fuzz_attn.errors import CaseError
 from fuzz_attn.operations.small.small_case import Fields, SmallDomain, when
 
@@ -30,8 +30,36 @@ ROLES: Final = {
     "partial_lses": "their LSEs, float32 [num_states, num_tokens, num_heads], -inf without keys",
     "out": "merged output, written, [num_tokens or more, num_heads, head_size]",
     "lse": "merged LSE, written, float32 [num_tokens or more, num_heads]",
+    "token_outputs": "outputs of the states of each token, [num_tokens, num_states, num_heads, head_size]",
+    "token_lses": "their LSEs, float32 [num_tokens, num_states, num_heads]",
+    "state_indptr": "prefix sums of the states of each token, which then lie one after the other",
+    "first_output": "output of the first of two states, [num_tokens, num_heads, head_size]",
+    "first_lse": "its LSE, float32 [num_tokens, num_heads] or the transpose",
+    "second_output": "output of the second of two states",
+    "second_lse": "its LSE",
+    "first_to_out": "output of the first of two states, in whose place the merged one is written",
+    "first_to_lse": "its LSE, likewise",
 }
-"""The parameters of a target, all of which it needs, in words."""
+"""The parameters that a target may have, in words. The first four are those of this project's own."""
+NAMES: Final = {
+    "token_outputs": ("v",),
+    "token_lses": ("s",),
+    "state_indptr": ("indptr",),
+    "first_output": ("prefix_output", "v_a"),
+    "first_lse": ("prefix_lse", "s_a"),
+    "second_output": ("suffix_output", "v_b", "v_other"),
+    "second_lse": ("suffix_lse", "s_b", "s_other"),
+    "out": ("output",),
+    "lse": ("output_lse",),
+}
+"""What published launchers call them."""
+NEEDED: Final = (
+    ("partial_outputs", "partial_lses", "out", "lse"),
+    ("first_output", "first_lse", "second_output", "second_lse"),
+    ("first_to_out", "first_to_lse", "second_output", "second_lse"),
+    ("token_outputs", "token_lses"),
+)
+"""Sets of roles, of which a target needs one."""
 
 StateType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
@@ -55,10 +83,11 @@ class StateKey(Plain, frozen=True):
 class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     """The input of one merge; raises ``CaseError`` for sizes that are too large.
 
-    LSEs are ``lse_offset`` and normal numbers times ``lse_spread``. With ``empty_states`` a quarter of the states of
-    all rows saw no key, but one of each row did; with ``empty_rows`` some rows have only such states, the first among
-    them. Their outputs are ``poison``, which is zero in a case without any. ``gap`` elements of poison lie between
-    heads of the outputs of the states and of the merged one; ``padded_tokens`` rows of that belong to no token.
+    LSEs are ``lse_offset`` and normal numbers times ``lse_spread``, logarithms of ``base``. With ``empty_states`` a
+    quarter of the states of all rows saw no key, but one of each row did; with ``empty_rows`` some rows have only such
+    states, the first among them. Their outputs are ``poison``, which is zero in a case without any. ``gap`` elements of
+    poison lie between heads of the outputs of the states and of the merged one; ``padded_tokens`` rows of that belong
+    to no token.
     """
 
     num_states: Size = 1
@@ -74,6 +103,7 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     gap: Count = 0
     padded_tokens: Count = 0
     seed: Seed = 0
+    base: Literal["e", "2"] = "e"
 
     def __post_init__(self) -> None:
         """Check the sizes; msgspec turns the error into one that names the place in the file."""
@@ -100,11 +130,17 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
 
 
 class StateDomain(SmallDomain, frozen=True, forbid_unknown_fields=True, tag_field="operation", tag=NAME):
-    """The cases that a target promises to merge; sizes are inclusive ranges, as in attention's domain."""
+    """The cases that a target promises to merge; sizes are inclusive ranges, as in attention's domain.
+
+    ``lse`` is the form of the LSEs. ``empty_outputs`` is what the output of a state without a key may hold: many
+    kernels multiply it with a weight of 0, which NaN and Inf survive.
+    """
 
     dtypes: tuple[StateType, ...] = ("float32", "float16", "bfloat16")
     head_sizes: tuple[int, ...] = (1, 256)
     num_states: tuple[int, ...] = (1, 64)
+    lse: LogSumExp = LogSumExp()
+    empty_outputs: tuple[SlotPoison, ...] = get_args(SlotPoison)
     features: frozenset[str] = frozenset(("empty_states", "empty_rows", "strides", "padded_tokens"))
 
     def __post_init__(self) -> None:
@@ -127,17 +163,22 @@ def unpromised(case: StateCase, domain: StateDomain) -> str:
         return f"states of {case.dtype}"
     if not within(case.head_size, domain.head_sizes):
         return f"heads of {case.head_size}"
+    if case.base != domain.lse.base:
+        return f"LSEs of base {case.base}"
+    if case.poison not in domain.empty_outputs:
+        return f"{case.poison.replace('_', ' ')} in outputs of empty states"
     return "" if within(case.num_states, domain.num_states) else f"{case.num_states} states"
 
 
 def described(case: StateCase) -> list[tuple[str, str]]:
     """Return (what, words) pairs; two different cases have different ones."""
     empty = [words for words, has in (("some states", case.empty_states), ("some rows", case.empty_rows)) if has]
+    base = "base 2, " if case.base == "2" else ""
     lines = [
         ("operation", "merging of attention states"),
         ("states", f"{case.num_states} of each row, {case.dtype}"),
         ("rows", f"{counted(case.num_tokens, 'token')}, {counted(case.num_heads, 'head')} of {case.head_size}"),
-        ("LSEs", f"around {shortest(case.lse_offset)}, spread {shortest(case.lse_spread)}, seed {case.seed}"),
+        ("LSEs", f"around {shortest(case.lse_offset)}, spread {shortest(case.lse_spread)}, {base}seed {case.seed}"),
     ]
     if empty:
         lines.append(("without a key", f"all states of {empty[-1]}" if empty == ["some rows"] else " and ".join(empty)))

@@ -33,6 +33,7 @@ def state_cases(draw: st.DrawFn, domain: StateDomain, keys: tuple[StateKey, ...]
     gap = draw(FEW) if domain.allows("strides") and draw(RARELY) else 0
     padded = draw(FEW) if domain.allows("padded_tokens") and draw(RARELY) else 0
     poison = draw(_POISONS) if empty_states or empty_rows else _ZERO
+    poison = poison if poison in domain.empty_outputs else _ZERO
     if states * tokens * heads * (key.head_size + gap) > MOST_ELEMENTS:
         tokens = 1
     return StateCase(
@@ -43,6 +44,7 @@ def state_cases(draw: st.DrawFn, domain: StateDomain, keys: tuple[StateKey, ...]
         dtype=key.dtype,
         lse_offset=draw(_OFFSETS),
         lse_spread=draw(_SPREADS),
+        base=domain.lse.base,
         empty_states=empty_states,
         empty_rows=empty_rows,
         poison=poison,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cached_property
 from typing import Any, Final
 
@@ -51,7 +52,7 @@ def with_other_poison(case: StateCase) -> StateCase:
 def _poison_independence(experiment: StateExperiment) -> Comparison:
     tensors: Any = materialise(with_other_poison(experiment.case), experiment.place)
     outputs = outputs_of(experiment.case, experiment.place, variant=1)
-    other = StateTensors(tensors.partial_outputs, tensors.partial_lses, outputs, tensors.query_lens)
+    other = dataclasses.replace(tensors, outputs=outputs)
     return SameBits(experiment.launch_call(other), "a launch with other unused memory", "poison_dependent")
 
 

@@ -100,12 +100,12 @@ def _of_weights(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
     lse = right["lse"].value
     top = tensors.partial_lses.double().amax(0)
     logarithm = (lse - top).nan_to_num(0.0)
-    total = logarithm.exp()
+    total = (logarithm * math.log(tensors.base)).exp()
     yield Mistake("denominator", "it is not divided by the sum of the weights", _with(right, out=_scaled(right, total)))
     yield Mistake("denominator", "it is the largest LSE, without the sum of the weights", _with(right, lse=top))
-    base_2 = top + logarithm / _LN2
-    yield Mistake("scale", "its logarithm has base 2", _with(right, lse=base_2))
-    yield Mistake("scale", "it is the logarithm of base 2", _with(right, lse=lse / _LN2))
+    own, other, factor = ("2", "e", _LN2) if tensors.base == 2.0 else ("e", "2", 1.0 / _LN2)
+    yield Mistake("scale", f"its logarithm has base {other}", _with(right, lse=top + logarithm * factor))
+    yield Mistake("scale", f"it is the logarithm of base {other}, not {own}", _with(right, lse=lse * factor))
     never_empty = lse.masked_fill(lse == EMPTY, 0.0)
     yield Mistake("denominator", "it is 0 and not -inf without any key", _with(right, lse=never_empty))
 

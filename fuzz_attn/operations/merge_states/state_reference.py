@@ -49,7 +49,8 @@ def merge(tensors: StateTensors, model: RoundingModel = PLAIN_MODEL) -> Referenc
 
     Outputs of empty states are not read. An LSE of -inf must be met exactly.
     """
-    lses = tensors.partial_lses.double()
+    unit = math.log(tensors.base)
+    lses = tensors.partial_lses.double() * unit
     empty = lses == EMPTY
     states = tensors.partial_outputs.double().masked_fill(empty[..., None], 0.0)
     top = lses.amax(0)
@@ -83,16 +84,19 @@ def merge(tensors: StateTensors, model: RoundingModel = PLAIN_MODEL) -> Referenc
     everywhere = torch.ones_like(nothing)
     return {
         "out": Expected(expected, bound, everywhere[..., None]),
-        "lse": Expected(*_sum_of(top, total, below, nothing), everywhere, exact_infinities=True),
+        "lse": Expected(*_sum_of(top, total, below, nothing, unit), everywhere, exact_infinities=True),
     }
 
 
 def _sum_of(
-    top: torch.Tensor, total: torch.Tensor, below: torch.Tensor, nothing: torch.Tensor
+    top: torch.Tensor, total: torch.Tensor, below: torch.Tensor, nothing: torch.Tensor, unit: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the merged LSE and its bound; ``below`` is what the sum of weights may lose of itself."""
+    """Return the merged LSE and its bound, in the base whose logarithm is ``unit``.
+
+    ``below`` is what the sum of weights may lose of itself.
+    """
     logarithm = total.log()
     value = top + logarithm
     error = -torch.log1p(-below) + LOGARITHM + LOGARITHM_UNITS * logarithm.abs()
     error += UNIT * (value.abs() + error)
-    return value, error.masked_fill(nothing, UNDERFLOW)
+    return value / unit, (error / unit).masked_fill(nothing, UNDERFLOW)

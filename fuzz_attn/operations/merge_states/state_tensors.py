@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +22,7 @@ from fuzz_attn.operations.merge_states.state_case import StateCase, StateType
 
 _LSES, _OUTPUTS, _EMPTY, _ROWS = 61, 62, 63, 64
 """The streams of random numbers."""
+BASES: Final = {"e": math.e, "2": 2.0}
 EMPTY: Final = -np.inf
 """The LSE of a state, or of a merged row, that saw no key."""
 
@@ -31,7 +33,8 @@ class StateTensors(CallTensors):
 
     ``partial_outputs`` is ``[num_states, num_tokens, num_heads, head_size]``, ``partial_lses`` is float32
     ``[num_states, num_tokens, num_heads]``. ``out`` is ``[num_tokens or more, num_heads, head_size]`` in their type,
-    and ``lse`` float32 ``[num_tokens or more, num_heads]``. To the judge all rows are one sequence.
+    and ``lse`` float32 ``[num_tokens or more, num_heads]``. LSEs are logarithms of ``base``. To the judge all rows are
+    one sequence.
     """
 
     partial_outputs: torch.Tensor
@@ -39,6 +42,7 @@ class StateTensors(CallTensors):
     outputs: dict[str, OutputTensor]
     query_lens: tuple[int, ...] = (1,)
     context_lens: tuple[int, ...] = (0,)
+    base: float = math.e
     visibility: Visibility = field(default_factory=Visibility)
     launch: LaunchHints = field(default_factory=LaunchHints)
 
@@ -81,6 +85,7 @@ def materialise(case: StateCase, device: str = "cpu", *, reverse: bool = False) 
         partial_outputs=tensors_over(memory, (view,), TORCH_DTYPES[case.dtype], device)[0],
         partial_lses=tensors_over(sums, (sums_view,), torch.float32, device)[0],
         outputs=outputs_of(case, device),
+        base=BASES[case.base],
         query_lens=(case.num_tokens,),
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec.structs import replace
 
+from fuzz_attn.errors import BindingError
 from fuzz_attn.operations.operation import Drawing, ExcludesKey, Operation, RoundSize, SharedRound
 from fuzz_attn.properties.relations import chosen_relation
 
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
 
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.binding.binding import Binding
+    from fuzz_attn.binding.signature import Signature
     from fuzz_attn.operations.small.small_experiment import SmallExperiment
+    from fuzz_attn.operations.small.small_target import Roles
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.comparisons import Comparison
     from fuzz_attn.properties.experiment import Experiment
+    from fuzz_attn.targets.target import Target
 
 
 def always(case: Any, domain: Any) -> bool:
@@ -89,7 +93,38 @@ class SmallOperation(Operation):
 
     def parameters_of(self, binding: Binding, reasons: Mapping[str, str]) -> list[tuple[str, str, str]]:
         """Return a row for each parameter of a target: its name, its role in words, and why it has that."""
-        return [(name, self.roles[name], why) for name, why in reasons.items()]
+        rows = []
+        for name, why in reasons.items():
+            constant = f"the constant {binding.constants[name]!r}" if name in binding.constants else ""
+            rows.append((name, constant or self.roles[binding.roles[name]], why))
+        return rows
+
+    def takes(self, signature: Signature, stated: Binding) -> bool:
+        """Return whether a signature is that of a target."""
+        from fuzz_attn.operations.small.small_target import matched  # noqa: PLC0415 - imports torch
+
+        try:
+            matched(signature, self.signature_roles(), stated)
+        except BindingError:
+            return False
+        return True
+
+    @abstractmethod
+    def signature_roles(self) -> Roles:
+        """Return the roles that the parameters of its targets may have, with their names."""
+
+    @abstractmethod
+    def plain_case(self, domain: Any) -> Any:
+        """Return an easy case that tells how a target is called: no two numbers of it are alike."""
+
+    def calibrated(self, target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:
+        """Return a target once it is known how it is called, and what was learned in sentences.
+
+        What the names do not tell is tried on an easy case. A feature that such a case is refused for is not drawn.
+        """
+        from fuzz_attn.operations.small.small_calibration import calibrated  # noqa: PLC0415 - imports torch
+
+        return calibrated(self, self.plain_case, target, backend)
 
     def experiment(
         self, case: Any, target: Any, backend: Backend, *, strict: bool = True, host_only: bool = False

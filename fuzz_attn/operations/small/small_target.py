@@ -1,73 +1,190 @@
-"""Small target: a callable that is called by the names of its parameters."""
+"""Small target: a callable whose parameters have the roles of a small operation, found by their names.
+
+What names do not tell, calibration settles: a target has *variants*, and the one that is right on an easy case is it.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from fuzz_attn.binding.binding import Binding
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from fuzz_attn.binding.binding import LEFT_OUT, Binding, python_value
+from fuzz_attn.binding.call import take, values_of
 from fuzz_attn.binding.matching import Match
-from fuzz_attn.errors import TargetError
+from fuzz_attn.binding.problem import Copy, guarded
+from fuzz_attn.binding.signature import Signature, signature_of
+from fuzz_attn.errors import BindingError, TargetError
+from fuzz_attn.inputs.output_tensors import OutputTensor
+from fuzz_attn.inputs.storage import GUARD_BYTES
+from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.targets.built_in import launcher
-from fuzz_attn.targets.loading import object_named
+from fuzz_attn.targets.loading import known_of, object_named
 from fuzz_attn.targets.target import Called, Target
+
+
+class Roles(NamedTuple):
+    """The roles of an operation: each in words, the names of parameters beside its own, and which a target needs.
+
+    ``needed`` are sets of roles, of which a target must have one; ``what`` is such a target in words.
+    """
+
+    words: Mapping[str, str]
+    names: Mapping[str, tuple[str, ...]]
+    needed: tuple[tuple[str, ...], ...]
+    what: str
+
+
+class Written(NamedTuple):
+    """A copy of an output in another form, and what turns its bits back."""
+
+    copy: Copy
+    output: OutputTensor
+    back: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass
+class Forms:
+    """The tensors that are made for one call, in the forms in which the target takes them."""
+
+    read: list[Copy] = field(default_factory=list)
+    written: dict[str, Written] = field(default_factory=dict)
+
+    def given(self, name: str, values: torch.Tensor, guard: float | None = None) -> torch.Tensor:
+        """Return a dense copy of an input between guards, watched for changes."""
+        self.read.append(guarded(name, values, guard))
+        return self.read[-1].tensor
+
+    def output(
+        self, name: str, output: OutputTensor, values: torch.Tensor, back: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return a dense copy of an output in another form, which :meth:`finish` turns back."""
+        self.written[name] = Written(guarded(name, values), output, back)
+        return self.written[name].copy.tensor
+
+    def finish(self) -> tuple[str, ...]:
+        """Copy what was written to the outputs; return what was changed of the memory around all copies, by names."""
+        changed = [copy.name for copy in self.read if copy.is_changed]
+        for name, (copy, output, back) in self.written.items():
+            bits_of(output.tensor).copy_(back(bits_of(copy.tensor)))
+            ends = slice(0, GUARD_BYTES), slice(GUARD_BYTES + copy.tensor.numel() * copy.tensor.element_size(), None)
+            if any(not copy.memory[end].equal(copy.before[end]) for end in ends):
+                changed.append(name)
+        return tuple(changed)
 
 
 @dataclass(frozen=True)
 class SmallTarget(Target):
-    """A callable with the parameters ``roles``."""
+    """A callable whose parameters have roles. ``how`` is its binding with the reasons for it."""
 
     domain: Any = None
-    roles: tuple[str, ...] = ()
+    how: Match = field(default_factory=lambda: Match(Binding()))
 
     @cached_property
     def match(self) -> Match:
-        """Why each parameter has its role."""
-        return Match(Binding(), dict.fromkeys(self.roles, "its name"), published=True)
+        """The binding, with the reasons for it."""
+        return self.how
 
     @property
     def stored_as(self) -> None:
         """The format in which attention's caches are made; other tensors are made for their case."""
 
-    def arguments(self, tensors: Any) -> dict[str, Any]:
-        """Return the arguments by name, of which the target gets those that it has a parameter for."""
-        return dict(tensors.inputs()) | {name: output.tensor for name, output in tensors.outputs.items()}
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of its parameters."""
+        return tuple(self.match.binding.parameter_of)
+
+    @abstractmethod
+    def value(self, role: str, tensors: Any, forms: Forms) -> object:
+        """Return the argument of a role."""
+
+    def variants(self) -> Iterator[tuple[Self, str]]:
+        """Yield the target with each way to call it that nothing tells, in words; none where nothing is open."""
+        return iter(())
+
+    def with_domain(self, promised: Any, **changes: Any) -> Self:
+        """Return the target with another domain, and with these fields in its binding."""
+        binding = replace(self.how.binding, **changes)
+        return dataclasses.replace(self, domain=promised, how=dataclasses.replace(self.how, binding=binding))
+
+    def settled(self) -> Self:
+        """Return the target with a binding that says everything of it."""
+        limits = {name: value for name, value in msgspec.to_builtins(self.domain).items() if name != "operation"}
+        return self.with_domain(self.domain, domain=limits, whole=True)
 
     def run(self, tensors: Any) -> Called:
         """Call the target on tensors; raises what the target raises."""
-        given = self.arguments(tensors)
-        with self.surroundings():
-            self.call(**{name: given[name] for name in self.roles})
-        return Called()
+        forms, binding = Forms(), self.match.binding
+        arguments = {name: self.value(role, tensors, forms) for name, role in binding.roles.items() if role != LEFT_OUT}
+        arguments |= {name: python_value(value) for name, value in binding.constants.items()}
+        result = self.called(arguments)
+        for name, value in zip(binding.returned, values_of(result), strict=False):
+            if name in tensors.outputs:
+                take(value, tensors.outputs[name], tensors.output_words(name))
+        return Called(forms.finish())
 
 
-class Signature(NamedTuple):
-    """A callable, the roles that are among its parameters, and those parameters that it needs."""
-
-    call: Callable[..., object]
-    roles: tuple[str, ...]
-    needed: tuple[str, ...]
+def optional(target: SmallTarget, role: str) -> bool:
+    """Return whether the parameter of a role has a default."""
+    return target.match.binding.parameter_of.get(role) not in target.signature.required
 
 
-def signature_of(name: str, binding: Binding | None, own: tuple[str, str], roles: Collection[str],
-                 required: Collection[str], what: str) -> Signature:  # fmt: skip
-    """Return the callable that a specification names, or this project's ``own`` one by its name and its launcher.
+def found(name: str, stated: Binding | None, own: tuple[str, str], roles: Roles) -> tuple[Callable[..., Any], Match]:
+    """Return the callable that a specification names, or this project's ``own`` by name and launcher, and its roles.
 
-    Raises :class:`TargetError` where its parameters are not the ``roles`` of an operation (``what`` in words), lack
-    ``required`` ones, or where a binding is given.
+    Raises :class:`TargetError` where its parameters are not those of such a target.
     """
-    if binding is not None:
-        raise TargetError(f"target={name!r} is {what}, and has no binding: its parameters are {', '.join(roles)}")
     call = launcher(own[1]) if name == own[0] else object_named(name)
     if not callable(call):
         raise TargetError(f"target={name!r} must be callable, and is a {type(call).__name__}")
-    parameters = inspect.signature(call).parameters
-    needed = tuple(each.name for each in parameters.values() if each.default is each.empty)
-    if missing := [role for role in required if role not in parameters]:
-        raise TargetError(f"target={name!r} lacks the parameters {', '.join(missing)}")
-    if more := [each for each in needed if each not in roles]:
-        raise TargetError(f"target={name!r} needs parameters that {what} does not have: {', '.join(more)}")
-    return Signature(call, tuple(role for role in roles if role in parameters), needed)
+    try:
+        return call, matched(signature_of(call), roles, known_of(name, stated))
+    except BindingError as error:
+        raise TargetError(f"target={name!r} {error}") from error
+
+
+def matched(signature: Signature, roles: Roles, stated: Binding) -> Match:
+    """Return the binding of a signature to roles; raises :class:`BindingError`, in one line, where it has none."""
+    known = {name: role for role, names in roles.names.items() for name in names} | {role: role for role in roles.words}
+    taken = {name: known[name] for name in signature.names if name in known and name not in stated.constants}
+    taken |= stated.roles
+    wrong = [role for role in taken.values() if role != LEFT_OUT and role not in roles.words]
+    if wrong:
+        raise BindingError(f"role {wrong[0]!r} is unknown to {roles.what}: choose among {', '.join(roles.words)}")
+    bound = {role for role in taken.values() if role != LEFT_OUT}
+    if not any(bound.issuperset(needed) for needed in roles.needed):
+        raise BindingError(f"lacks the parameters {', '.join(_missing(bound, roles.needed))}")
+    needs = [each for each in signature.names if each in signature.required]
+    if more := [each for each in needs if each not in taken and each not in stated.constants]:
+        raise BindingError(f"needs parameters that {roles.what} does not have: {', '.join(more)}")
+    if len([role for role in taken.values() if role != LEFT_OUT]) > len(bound) or stated.tensors:
+        raise BindingError(f"has two parameters for one role of {roles.what}, or tensors of its own")
+    ordered = {name: role for role in roles.words for name, its in taken.items() if its == role}
+    left_out = {name: role for name, role in taken.items() if role == LEFT_OUT}
+    reasons = {name: "stated" if name in stated.roles else "its name" for name in (*ordered, *stated.constants)}
+    own = all(name == role for name, role in ordered.items())
+    published = own and stated == Binding(domain=stated.domain, rounding=stated.rounding)
+    return Match(replace(stated, roles=ordered | left_out), reasons, published=published)
+
+
+def _missing(bound: set[str], needed: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return what the likeliest set of roles lacks, which is the first of those with the fewest missing."""
+    lacks = [[role for role in roles if role not in bound] for roles in needed]
+    return lacks[0] if len(lacks[0]) < len(needed[0]) or not bound else min(lacks, key=len)
+
+
+def limited(domain: Any, stated: Binding) -> Any:
+    """Return a domain within the limits that a binding states; raises :class:`TargetError` for others."""
+    if not stated.domain:
+        return domain
+    try:
+        return msgspec.convert({**msgspec.to_builtins(domain), **stated.domain}, type(domain))
+    except msgspec.ValidationError as error:
+        raise TargetError(f"domain: {error}") from error

@@ -27,7 +27,7 @@ def answers_of(package: str) -> Answers:
     """Return the answers for a package.
 
     The file has a table for each module that is replaced by a stub, with its attributes. A value such as
-    ``"torch.float8_e4m3fn"`` is the dtype of that name.
+    ``"torch.float8_e4m3fn"`` is the dtype of that name, and ``"None"`` Python's None, which TOML lacks.
     """
     told = tomllib.loads(resources.files(__package__).joinpath("answers.toml").read_text())
     tables = {module: table for module, table in told["modules"].items() if _within(module, package)}
@@ -47,4 +47,4 @@ def _value(value: object) -> object:
 
     if isinstance(value, str) and value.startswith("torch."):
         return getattr(torch, value.removeprefix("torch."))
-    return value
+    return None if value == "None" else value

@@ -12,18 +12,21 @@ from msgspec.structs import asdict, replace
 from fuzz_attn.binding.binding import Binding, binding_of
 from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace
 
-_BY_PARAMETER = ("roles", "constants", "tensors")
+_BY_PARAMETER = ("roles", "constants", "tensors", "sizes")
 
 
-def known_binding(place: WheelPlace | CheckoutPlace | None) -> Binding | None:
+def known_binding(place: WheelPlace | CheckoutPlace | None, family: str | None = None) -> Binding | None:
     """Return the binding of a published launcher; None where nothing is known of it.
 
-    A table of the file is named by a pattern of ``module:function``.
+    A table of the file is named by a pattern of ``module:function``; of several the first counts, or with ``family``
+    the first of that family, where there is one.
     """
     if place is None:
         return None
     name = f"{place.module}:{place.attribute}"
-    return next((binding for pattern, binding in _known().items() if fnmatchcase(name, pattern)), None)
+    fitting = [binding for pattern, binding in _known().items() if fnmatchcase(name, pattern)]
+    of_family = [binding for binding in fitting if family is not None and binding.family == family]
+    return next(iter(of_family + fitting), None)
 
 
 @cache
