@@ -29,7 +29,7 @@ from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.row_blocks import RowBlock, cost_of, row_blocks
 from fuzz_attn.owners import owner_of
 from fuzz_attn.properties.exceptions import refusal_by, with_other_data
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.properties.refusal import OUT_OF_RESOURCES, Refusal
 from fuzz_attn.targets.target import Called, Target
 
 OwnOptions = dict[str, dict[str, int]]
@@ -111,7 +111,8 @@ def memory_of_outputs(tensors: AttentionTensors) -> dict[str, torch.Tensor]:
 class Experiment:
     """One case on one target and one backend. With ``strict``, refusals are failures.
 
-    With ``host_only`` a launch ends at the first kernel: that is enough to see what host code refuses.
+    Compiler options that the case chose may be refused all the same, where a GPU has no room for them. With
+    ``host_only`` a launch ends at the first kernel: that is enough to see what host code refuses.
     """
 
     def __init__(
@@ -214,9 +215,10 @@ class Experiment:
             raise
         except BaseException as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
             error, site = _described(raised), _site_of(raised)
-            if not self.strict:
-                began = watch.launches > 0 or _has_written(launched, before)
-                refusal = refusal_by(raised, _text(raised), launched=began)
+            began = watch.launches > 0 or _has_written(launched, before)
+            refusal = refusal_by(raised, _text(raised), launched=began)
+            if self.strict and not _is_too_much(refusal, launched.launch):
+                refusal = None
         else:
             error = _resized(layouts, _layouts(launched))
         changed, beyond = called
@@ -232,6 +234,11 @@ class Experiment:
 
     def _is_on_backend(self, tensors: AttentionTensors) -> bool:
         return tensors.device.type == self.backend.device
+
+
+def _is_too_much(refusal: Refusal | None, launch: LaunchHints) -> bool:
+    """Return whether a kernel has no room on a GPU with options that the case chose, not the launcher."""
+    return refusal is not None and refusal.error == OUT_OF_RESOURCES and bool(options_of(launch))
 
 
 def _has_written(launched: AttentionTensors, before: dict[str, torch.Tensor]) -> bool:

@@ -4,6 +4,8 @@ from typing import Final, Literal, TypeAlias
 
 from fuzz_attn.case.plain import Plain
 
+OUT_OF_RESOURCES: Final = "OutOfResources"
+"""What Triton raises where a kernel needs more registers, threads or shared memory than a GPU has."""
 Stage: TypeAlias = Literal["host", "compile"]
 Site: TypeAlias = tuple[str, str, str]
 """Where a target refuses, and how."""

@@ -231,7 +231,8 @@ def _may_be_cut(case: AttentionCase, domain: Domain) -> bool:
     """Return whether the output and its log-sum-exp are sums over keys of the caches, of more than one page."""
     sums = case.lse is not None and case.sinks is None and not is_fp8(case.dtypes.out)
     plain = case.mask == CAUSAL and not case.window and case.alibi is None and case.qq_bias is None
-    if not (sums and plain and all(case.answers)) or FAMILIES[case.family].packs_new_keys:
+    interface = FAMILIES[case.family]
+    if not (sums and plain and all(case.answers)) or interface.packs_new_keys or interface.cache.is_packed:
         return False
     return any(s.query_len and s.seq_len > case.pages.block_size for s in case.sequences)
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 import msgspec
 import pytest
-from triton.runtime import JITFunction
+from triton.runtime import JITFunction, OutOfResources
 
 from fuzz_attn.backends.backend import Watch
 from fuzz_attn.backends.interpreter import InterpreterBackend
@@ -126,3 +126,34 @@ def test_a_case_says_saves_and_drops_its_options() -> None:
         simpler = trait.without(simpler)
     assert simpler == PLAIN
     assert unpromised(TWO_WARPS, Domain()) == "", "a CPU replays it without them"
+
+
+class OfThreeStages(InterpreterBackend):
+    """A GPU that has no room for three stages, and a small one has none for any kernel."""
+
+    is_small = False
+
+    @contextmanager
+    def running(self) -> Iterator[Watch]:
+        """Raise as Triton does when it loads a compiled kernel."""
+
+        def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
+            if keywords.get("num_stages", 1) > 2 or self.is_small:
+                raise OutOfResources(274432, 232448, "shared memory")
+
+        with super().running() as watch, mock.patch.object(JITFunction, "run", run):
+            yield watch
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_options_without_room_are_refused_if_the_case_chose_them(strict: bool) -> None:
+    backend = OfThreeStages()
+    judge = CaseJudge(load_target(f"{FILE}:attend"), backend, strict)
+    refusal = judge.judge(Order(replace(PLAIN, launch=LaunchHints(num_stages=3)))).refusal
+    assert refusal is not None
+    assert (refusal.stage, refusal.error) == ("compile", "OutOfResources")
+    assert judge.judge(Order(PLAIN)).refusal is None
+    backend.is_small = True
+    own = judge.judge(Order(PLAIN))
+    assert (own.refusal is None) == strict, "the launcher's own options need too much"
+    assert own.verdict.kind == ("exception" if strict else "ok")

@@ -22,7 +22,15 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.mask_recipes import Full
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence
-from fuzz_attn.case.recipes import AlibiRecipe, ConstantValues, IntegerValues, LevelScores, QQBiasRecipe, SinkRecipe
+from fuzz_attn.case.recipes import (
+    AlibiRecipe,
+    ConstantValues,
+    IntegerValues,
+    LevelScores,
+    LogSumExp,
+    QQBiasRecipe,
+    SinkRecipe,
+)
 from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
@@ -169,6 +177,13 @@ def test_broken_target_passes_all_other_relations(broken: BrokenTarget, judge_of
 
 ELSEWHERE = {"other_family", "causal_bits", "expanded_heads", "cut_by_keys", "own_slots"}
 """Relations whose broken targets are below, or in the tests of a log-sum-exp."""
+
+
+def test_packed_keys_are_not_cut_as_they_have_no_pages_to_name() -> None:
+    packed = AttentionCase((Sequence(1, 9),), family="varlen", pages=PageLayout(block_size=1), lse=LogSumExp())
+    assert "cut_by_keys" not in relations_of(packed, Domain("varlen"))
+    token = replace(packed, family="token_decode")
+    assert "cut_by_keys" in relations_of(token, Domain("token_decode"))
 
 
 def test_every_relation_has_a_broken_target() -> None:
