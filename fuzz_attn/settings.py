@@ -21,7 +21,7 @@ DEFAULT_MEMORY: Final = "8G"
 TABLE: Final = "tool.fuzz_attn"
 
 
-NO_DEFAULTS: Final = ("shard", "ray", "json", "annotations")
+NO_DEFAULTS: Final = ("shard", "ray", "json", "annotations", "verbose")
 """Options of ``fuzz-attn run`` that belong to one run, and that no other option of the command line takes back."""
 
 _Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]

@@ -11,6 +11,7 @@ from .common.launch import (
     head_size_padded_for,
     next_power_of_two,
     tile_size_for,
+    value_size_padded_for,
 )
 from .common.paged_cache import Scales
 from .common.rows import Tokens
@@ -98,8 +99,9 @@ def token_decode(
         return
     num_kv_heads, head_size_v, window = k_buffer.shape[1], v_buffer.shape[2], kernel_window(max(sliding_window or 0, 0))
     group, largest = num_query_heads // num_kv_heads, max(head_size, head_size_v)
-    padded, padded_v = head_size_padded_for(head_size, q.dtype), head_size_padded_for(head_size_v, q.dtype)
     tile, block_m = tile_size or tile_size_for(largest, q.dtype, is_decode=True), block_m_for(group)
+    padded = head_size_padded_for(head_size, q.dtype)
+    padded_v = value_size_padded_for(head_size_v, head_size, block_m, q.dtype)
     if max_kv_splits is None:
         wanted = next_power_of_two(ceil_div(WANTED_PROGRAMS, num_seqs * num_kv_heads))
         max_kv_splits = max(1, min(wanted, ceil_div(kv_indices.shape[0], tile), MAX_AUTOMATIC_SPLITS))

@@ -17,7 +17,14 @@ from .common.contract import (
     require_shape,
     require_unit_stride,
 )
-from .common.launch import block_m_for, ceil_div, compiler_options, head_size_padded_for, tile_size_for
+from .common.launch import (
+    block_m_for,
+    ceil_div,
+    compiler_options,
+    head_size_padded_for,
+    tile_size_for,
+    value_size_padded_for,
+)
 from .common.outputs import Output
 from .common.rows import Tokens
 from .common.scores import Scores
@@ -137,7 +144,7 @@ def varlen_attention(
             BLOCK_M=block_m,
             NUM_QUERIES_PER_KV=group,
             VALUE_SIZE=value_size,
-            VALUE_SIZE_PADDED=head_size_padded_for(value_size, q.dtype),
+            VALUE_SIZE_PADDED=value_size_padded_for(value_size, head_size, block_m, q.dtype),
             IS_CAUSAL=causal,
             TOP_LEFT=top_left,
             USE_LEFT=left >= 0,

@@ -38,6 +38,17 @@ def head_size_padded_for(head_size: int, q_dtype: torch.dtype) -> int:
     return max(smallest_dot_size(q_dtype), next_power_of_two(head_size))
 
 
+def value_size_padded_for(value_size: int, head_size: int, block_m: int, q_dtype: torch.dtype) -> int:
+    """Return the value dimension of the tiles where values may be smaller than keys: as for a head, or more.
+
+    For Hopper's asynchronous dots, of 64 rows or more, a row of V has as many bytes as a row of K, up to 128. With
+    narrower rows of V in the same memory, ptxas 12.8 (in Triton 3.6) computes the addresses of V wrongly from the
+    second 16 keys of a tile on.
+    """
+    padded, key_padded = head_size_padded_for(value_size, q_dtype), head_size_padded_for(head_size, q_dtype)
+    return padded if block_m < PREFILL_BLOCK_M or q_dtype.itemsize != 2 else max(padded, min(key_padded, 64))
+
+
 def smallest_dot_size(q_dtype: torch.dtype) -> int:
     """Return the smallest head dimension and tile size: tensor cores take 16 two-byte or 32 one-byte elements."""
     return max(16, 32 // q_dtype.itemsize)

@@ -92,7 +92,7 @@ def test_every_option_that_makes_sense_has_a_default(folder: Path, requests: lis
 
 
 def test_settings_name_all_options_of_run() -> None:
-    options = {option.removeprefix("--") for each in main.commands["run"].params for option in each.opts}
+    options = {each.opts[-1].removeprefix("--") for each in main.commands["run"].params}
     named = {field.encode_name for field in msgspec.structs.fields(Settings)}
     assert options - set(NO_DEFAULTS) - {"help"} == named
 

@@ -194,9 +194,9 @@ def test_the_same_seed_draws_the_same_cases(fake: Fake) -> None:
 
 
 def test_a_campaign_draws_the_cases_of_its_case_stream(fake: Fake, ready: Ready) -> None:
-    _, orders = fake(healthy, max_cases=300, seed=2)
+    _, orders = fake(healthy, max_cases=480, seed=2)
     stream = CaseStream(ready.domain, 2)
-    drawn = [stream[number] for number in range(300)]
+    drawn = [stream[number] for number in range(480)]
     assert [(order.case, order.relation) for order in orders] == [(each.case, each.relation) for each in drawn]
     compiling = {name for name, relation in RELATIONS.items() if relation.compiles}
     assert not compiling.intersection(each.relation for each in drawn[:240])

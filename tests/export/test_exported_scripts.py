@@ -331,15 +331,16 @@ def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernel
     for family, place in LAUNCHERS.items():
         target = built_in(family)
         assert target is not None
-        domain, latent = target.domain, FAMILIES[family].cache.is_latent
-        # Values of a latent cache cannot change alone, and it has no scales.
-        own = ("batch_order", "head_permutation") if latent else ("value_shift", "unit_scales")
-        for relation in ("poison_independence", "page_permutation", *own):
+        domain, cache = target.domain, FAMILIES[family].cache
+        # Values of a latent cache cannot change alone, and it has no scales. Packed keys have neither pages nor scales.
+        plain = cache.is_latent or cache.is_packed
+        own = ("batch_order", "head_permutation") if plain else ("unit_scales", "value_shift")
+        for relation in ("poison_independence", "value_shift" if cache.is_packed else "page_permutation", *own):
             save(scripts, f"{family}_{relation}", f"standing.{place}", drawn(domain, relation, random), relation)
     export(scripts)
     assert list(scripts.glob("*.safetensors"))
     found = results(scripts, kernels, "--device", "cpu")
-    assert len(found) == 28
+    assert len(found) == 4 * len(LAUNCHERS)
     assert {name: text for name, (status, text) in found.items() if status} == {}
 
 
@@ -359,6 +360,8 @@ def test_scripts_check_a_log_sum_exp(scripts: Path, kernels: Path) -> None:
     for relation in (None, "page_permutation", "batch_order"):
         for name in ("mla_decode", "broken_lse"):
             save(scripts, f"{name}_{relation}", f"lse_decode:{name}", WITH_LSE, relation)
+    no_key = replace(WITH_LSE, sequences=(*WITH_LSE.sequences, Sequence(1, -1)))
+    save(scripts, "row_without_keys", "lse_decode:mla_decode", no_key, None)
     export(scripts)
     found = results(scripts, kernels, "--device", "cpu")
     assert {name: status for name, (status, _) in found.items()} == {name: int("broken" in name) for name in found}

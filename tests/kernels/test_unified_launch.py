@@ -15,6 +15,7 @@ from fuzz_attn.kernels.common.launch import (
     next_power_of_two,
     smallest_dot_size,
     tile_size_for,
+    value_size_padded_for,
 )
 from fuzz_attn.kernels.unified.launch import num_segments_for, plan_launch, q_blocks_for, segments_padded_for
 
@@ -131,3 +132,20 @@ def test_compiler_options_are_in_range(head_size: int, q_dtype: torch.dtype, til
     options = compiler_options(plan.block_m, plan.head_size_padded, plan.tile_size, q_dtype)
     assert options["num_warps"] in (4, 8)
     assert options["num_stages"] in (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("value_size", "head_size", "block_m", "dtype", "padded"),
+    [
+        (17, 72, 64, torch.float16, 64),
+        (8, 33, 128, torch.bfloat16, 64),
+        (8, 16, 64, torch.float16, 16),
+        (200, 72, 64, torch.float16, 256),
+        (17, 72, 32, torch.float16, 32),
+        (17, 72, 64, torch.float32, 32),
+    ],
+)
+def test_rows_of_v_are_as_wide_as_those_of_k_for_asynchronous_dots(
+    value_size: int, head_size: int, block_m: int, dtype: torch.dtype, padded: int
+) -> None:
+    assert value_size_padded_for(value_size, head_size, block_m, dtype) == padded
