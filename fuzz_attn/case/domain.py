@@ -29,7 +29,7 @@ _LARGEST: Final = {"head_sizes": 1024, "block_sizes": 4096, "group_sizes": 2**20
 ALIBI_KINDS: Final[tuple[AlibiKind, ...]] = get_args(AlibiKind)
 
 
-class Domain(Struct, frozen=True, forbid_unknown_fields=True):
+class Domain(Struct, frozen=True, forbid_unknown_fields=True, repr_omit_defaults=True):
     """Bounds and features of a target. The defaults are everything that the unified family of this project handles.
 
     - ``features``: only those count that the interface of ``family`` can express.

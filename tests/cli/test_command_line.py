@@ -225,7 +225,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         ("broken_import.py:attend", "target='broken_import.py:attend' does not import: RuntimeError: no GPU here"),
         (
             "misbehaving:fits_no_family",
-            "target='misbehaving:fits_no_family' has no parameter for softmax_scale, ",
+            "target='misbehaving:fits_no_family' has no parameter for query_start_loc or query_lens, ",
         ),
     ],
 )

@@ -188,7 +188,7 @@ MISTAKES = {
     "missing target": ('fuzz("gone.py:attend")', "target file 'gone.py' does not exist"),
     "no family": (
         'fuzz("math:gcd")',
-        "target='math:gcd' has no parameter for query, key_cache, value_cache, ",
+        "target='math:gcd' has no parameter for query or batched_query, key_cache or ",
     ),
     "lambda": ("fuzz(lambda: None)", "must be a function that its file holds under its own name"),
     "no budget": ('fuzz("unified", max_cases=0)', "max_cases=0 must be above 0"),
