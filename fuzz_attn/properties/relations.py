@@ -23,6 +23,7 @@ from fuzz_attn.case.mask_recipes import CAUSAL
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, SlotPoison, TablePoison
 from fuzz_attn.case.translation import translated
+from fuzz_attn.errors import CaseError
 
 OWN_FAMILIES: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked")
 """The families whose kernels of this project other ones are compared with."""
@@ -219,6 +220,20 @@ def _has_context(case: AttentionCase, domain: Domain) -> bool:
     return any(case.sequences[index].context_len > 0 for index in live_sequences(case))
 
 
+def _may_have_a_sequence_twice(case: AttentionCase, domain: Domain) -> bool:
+    """Return whether some sequence with query tokens has pages, and the batch may be larger."""
+    return _has_context(case, domain) and _has_room_twice(case)
+
+
+def _has_room_twice(case: AttentionCase) -> bool:
+    """Return whether a batch with each sequence twice is still within the limits of a case."""
+    try:
+        replace(case, sequences=2 * case.sequences, overrides=())
+    except CaseError:
+        return False
+    return True
+
+
 def _may_be_expanded(case: AttentionCase, domain: Domain) -> bool:
     """Return whether latent keys fit the kernel of the unified family, one copy for each query head."""
     if not FAMILIES[case.family].cache.is_latent or not all(s.seq_len for s in case.sequences):
@@ -233,6 +248,8 @@ def _may_be_cut(case: AttentionCase, domain: Domain) -> bool:
     plain = case.mask == CAUSAL and not case.window and case.alibi is None and case.qq_bias is None
     interface = FAMILIES[case.family]
     if not (sums and plain and all(case.answers)) or interface.packs_new_keys or interface.cache.is_packed:
+        return False
+    if not _has_room_twice(case):
         return False
     return any(s.query_len and s.seq_len > case.pages.block_size for s in case.sequences)
 
@@ -340,7 +357,7 @@ RELATIONS: Final = {
             "sequence_twice",
             "bounded",
             "a sequence twice in a batch, on the same pages, does not change the output",
-            _has_context,
+            _may_have_a_sequence_twice,
         ),
         _absent("wide_window", "window", "a window at least as long as every sequence hides nothing"),
         _absent("zero_slopes", "alibi", "ALiBi slopes of 0 change nothing"),

@@ -21,7 +21,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.mask_recipes import Full
-from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence
+from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     ConstantValues,
@@ -184,6 +184,18 @@ def test_packed_keys_are_not_cut_as_they_have_no_pages_to_name() -> None:
     assert "cut_by_keys" not in relations_of(packed, Domain("varlen"))
     token = replace(packed, family="token_decode")
     assert "cut_by_keys" in relations_of(token, Domain("token_decode"))
+
+
+@pytest.mark.parametrize(("num_kv_heads", "holds"), [(16, True), (96, False)])
+def test_a_batch_that_has_no_room_for_a_sequence_more_gets_none(num_kv_heads: int, holds: bool) -> None:
+    far = AttentionCase(
+        (Sequence(1, 25),),
+        heads=HeadLayout(num_kv_heads, 1, 48),
+        pages=PageLayout(block_size=1),
+        strides=Strides(far=("cache_slot",)),
+        family="varlen",
+    )
+    assert ("sequence_twice" in relations_of(far, Domain("varlen"))) == holds
 
 
 def test_every_relation_has_a_broken_target() -> None:
