@@ -249,9 +249,7 @@ def _may_be_cut(case: AttentionCase, domain: Domain) -> bool:
     interface = FAMILIES[case.family]
     if not (sums and plain and all(case.answers)) or interface.packs_new_keys or interface.cache.is_packed:
         return False
-    if not _has_room_twice(case):
-        return False
-    return any(s.query_len and s.seq_len > case.pages.block_size for s in case.sequences)
+    return _has_room_twice(case) and any(s.query_len and s.seq_len > case.pages.block_size for s in case.sequences)
 
 
 def _may_have_scales(case: AttentionCase, domain: Domain) -> bool:

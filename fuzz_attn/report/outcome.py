@@ -34,6 +34,8 @@ def verdict(report: RunReport) -> Text:
     if failures:
         return Text(f"{count(failures, 'failure')}{known} {among}", "bold red")
     refused = f"{count(statistics.refused, 'case')} refused"
+    if report.errors and statistics.cases:
+        return Text(f"Cut short by an error: no failure{known} {among}", "bold red")
     if not statistics.cases:
         return Text(f"Nothing judged of {safe(report.target)}{f': {refused}' * bool(statistics.refused)}", "bold red")
     if statistics.judged_share < LEAST_JUDGED:

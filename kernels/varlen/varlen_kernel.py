@@ -15,6 +15,7 @@ from ..common.rows import head_dims, load_queries, q_block_rows
 from ..common.scores import apply_softcap
 from ..common.sequences import Sequence
 from ..common.softmax import Softmax, online_softmax_update
+from ..extend.extend_kernel import KeyRange
 
 
 class Lengths(NamedTuple):
@@ -38,13 +39,6 @@ class LogSumExp(NamedTuple):
     ptr: tl.tensor  # [num_query_heads, num_tokens], or None
     stride_head: tl.tensor  # scalar
     stride_token: tl.tensor  # scalar
-
-
-class KeySpan(NamedTuple):
-    """The keys that each row sees: [begin, end), which is empty where end <= begin."""
-
-    begin: tl.tensor  # [BLOCK_M]
-    end: tl.tensor  # [BLOCK_M]
 
 
 class VarlenVariant(NamedTuple):
@@ -75,7 +69,7 @@ def load_packed_keys(lengths, seq_idx):
 
 @triton.jit
 def keys_of_rows(query, query_len, key_len, window_left, window_right, variant: tl.constexpr):
-    """Return the KeySpan of the rows at `query` [BLOCK_M].
+    """Return the KeyRange of the rows at `query` [BLOCK_M], which is empty where end <= begin.
 
     Positions are negative where a sequence has fewer keys than query tokens. Windows are cut to the largest distance
     in the sequence, so that no sum overflows.
@@ -90,7 +84,7 @@ def keys_of_rows(query, query_len, key_len, window_left, window_right, variant: 
         end = tl.minimum(end, position + 1)
     if variant.USE_RIGHT:
         end = tl.minimum(end, position + 1 + tl.minimum(window_right, farthest))
-    return KeySpan(begin, end)
+    return KeyRange(begin, end)
 
 
 @triton.jit

@@ -149,7 +149,7 @@ def parts_of(target: str, cases: int) -> dict[str, float]:
         (experiment.Experiment, "launch_tensors", "launch"),
         (experiment, "row_blocks", "oracle"),
         (launch_properties, "judge", "judge"),
-        (check, "check_relation", "relation"),
+        (check, "comparison_of", "relation"),
     )
 
     def attempt(case: Any, relation: str | None) -> None:

@@ -177,6 +177,11 @@ def test_the_verdict_says_what_no_failure_means(cases: int, refused: int, words:
     assert text_of(outcome(RunReport(Statistics("t", cases=cases, refusals=refusals)))) == words
 
 
+def test_the_verdict_of_a_run_that_an_error_cut_short_is_no_success() -> None:
+    report = RunReport(Statistics("t", cases=216), errors=("a case could not be made",))
+    assert text_of(outcome(report)) == "Cut short by an error: no failure in 216 cases of t"
+
+
 KNOWN = {"status": "known", "reference": "#7", "because": "waits for a release"}
 
 

@@ -13,6 +13,7 @@ import torch
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.poison import output_poison
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.oracle.reference import Expected
 
 Row = tuple[int, int, int, int]
 """token, sequence, position, head"""
@@ -197,3 +198,19 @@ def hand_built(
 @pytest.fixture(scope="session")
 def by_hand() -> Callable[..., AttentionTensors]:
     return hand_built
+
+
+@pytest.fixture
+def is_close() -> Callable[[Expected, np.ndarray[Any, np.dtype[np.float64]]], bool]:
+    """Return a function that says whether the oracle agrees with the same output computed in loops."""
+
+    def close(expected: Expected, found: np.ndarray[Any, np.dtype[np.float64]]) -> bool:
+        """Return whether both agree to a millionth of the bound."""
+        judged = expected.judged.expand_as(expected.value) & expected.bound.isfinite()
+        loops = torch.from_numpy(found)
+        # Equal infinities have no difference.
+        error = (expected.value - loops).abs().masked_fill(expected.value == loops, 0.0)
+        assert (expected.bound > 0).all()
+        return bool((error[judged] <= 1e-6 * expected.bound[judged]).all())
+
+    return close

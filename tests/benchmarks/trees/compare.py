@@ -77,6 +77,12 @@ def seconds_of(other: Path, family: str, seed: int, rounds: int) -> Seconds:
     return total[0], total[1]
 
 
+def families_of_both(other: Path) -> list[str]:
+    """Return the families of this tree that the other tree, which may be older, has too."""
+    theirs = (other / "fuzz_attn" / "case" / "families.py").read_text(encoding="utf-8")
+    return [family for family in FAMILIES if f'"{family}": Interface(' in theirs]
+
+
 def _print(name: str, seed: str, seconds: Seconds) -> None:
     here, there = seconds
     print(f"{name:8} {seed:>5} {here:8.2f} {there:8.2f} {100 * (there / here - 1):+11.1f} %", flush=True)
@@ -86,7 +92,7 @@ def main() -> None:
     """Print the CPU seconds of each family and seed in both trees, and how many more cases a second this one judges."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="folder of another checkout")
-    parser.add_argument("--families", nargs="+", choices=tuple(FAMILIES), default=tuple(FAMILIES))
+    parser.add_argument("--families", nargs="+", choices=tuple(FAMILIES), help="all that both trees have by default")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of 240 cases for each seed")
     parser.add_argument("--core", type=int, help="the one core that all processes use; any by default")
@@ -96,7 +102,7 @@ def main() -> None:
     print(f"CPU seconds of {arguments.rounds} rounds, and how many more cases a second this tree judges")
     print(f"{'family':8} {'seed':>5} {'here':>8} {'other':>8} {'cases/s':>13}")
     everything = (0.0, 0.0)
-    for family in arguments.families:
+    for family in arguments.families or families_of_both(arguments.other):
         found = [seconds_of(arguments.other.resolve(), family, seed, arguments.rounds) for seed in arguments.seeds]
         for seed, seconds in zip(arguments.seeds, found, strict=True):
             _print(family, str(seed), seconds)
