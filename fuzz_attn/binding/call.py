@@ -91,8 +91,9 @@ def take(found: object, output: OutputTensor, words: str) -> None:
     own = output.tensor
     if not isinstance(found, torch.Tensor):
         raise ReturnedOutputError(f"returned a {type(found).__name__} where its binding promises {words}")
-    if found.shape != own.shape and found.squeeze().shape == own.squeeze().shape:
-        found = found.reshape(own.shape)  # with an axis for the tokens of each sequence, or for a batch
+    # An axis for a batch before the others, or for the one token of each sequence behind the first.
+    if found.shape in ((1, *own.shape), (own.shape[0], 1, *own.shape[1:])):
+        found = found.reshape(own.shape)
     if found.shape != own.shape or found.dtype != own.dtype:
         raise ReturnedOutputError(
             f"returned {found.dtype} {list(found.shape)} where {words} is {own.dtype} {list(own.shape)}"

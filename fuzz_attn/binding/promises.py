@@ -53,6 +53,8 @@ def _has_no_cache(binding: Binding) -> bool:
 
 def _limited(domain: Domain, binding: Binding) -> Domain:
     """Return a domain within the limits that a binding states."""
+    if _has_no_unused_rows(binding) and domain.block_sizes == Domain().block_sizes:
+        domain = replace(domain, block_sizes=(1,))
     if not binding.domain:
         return domain
     if "family" in binding.domain:
@@ -153,9 +155,15 @@ def _checked(domain: Domain, binding: Binding) -> Domain:
         raise DomainError(f"domain.paths={domain.paths} needs a signature with num_segments{segments}")
     if domain.tile_hint and "tile_size" not in roles:
         raise DomainError("domain.tile_hint=True needs a signature with tile_size")
-    if FAMILIES[binding.family].cache.is_packed and "seq_lens" not in roles:
-        return replace(domain, block_sizes=(1,))  # prefix sums alone leave no unused rows between sequences
+    if _has_no_unused_rows(binding) and domain.block_sizes != (1,):
+        raise DomainError(f"domain.block_sizes={domain.block_sizes} must be (1,) without a parameter for seq_lens")
     return domain
+
+
+def _has_no_unused_rows(binding: Binding) -> bool:
+    """Return whether packed keys follow each other without gaps: prefix sums alone cannot say which rows are used."""
+    assert binding.family is not None
+    return FAMILIES[binding.family].cache.is_packed and "seq_lens" not in binding.parameter_of
 
 
 def _paths(binding: Binding) -> tuple[LaunchPath, ...]:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fuzz_attn.backends.backend import Backend
-from fuzz_attn.calibration.easy_cases import Size, plain_case, sizes
+from fuzz_attn.calibration.easy_cases import Size, plain_case, sizes, value_size_for
 from fuzz_attn.case import changes
 from fuzz_attn.case.aspects import FEATURES, Feature, all_features_of, fp8_features, with_feature
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.domain import Domain, unpromised, within
+from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.errors import CaseError, UnsupportedByBackendError
@@ -78,7 +78,6 @@ class BrokenPromises:
             return None
 
 
-_VALUE_SIZES: Final = (32, 16, 8, 4, 2, 1)
 _BIASES: Final[dict[Feature, dict[str, Any]]] = {
     "alibi": {"alibi": AlibiRecipe(dtype="float16")},
     "qq_bias": {"qq_bias": QQBiasRecipe(dtype="float16")},
@@ -93,8 +92,7 @@ def _with(feature: Feature, plain: AttentionCase, domain: Domain) -> AttentionCa
     if feature == "lse":
         return replace(plain, lse=domain.lse)
     if feature == "head_size_v":
-        fitting = (size for size in _VALUE_SIZES if within(size, domain.value_sizes) and size < plain.heads.head_size)
-        return next((changes.with_value_size(plain, size) for size in fitting), None)
+        return changes.with_value_size(plain, value_size_for(plain.heads.head_size, domain))
     if feature == "bias_dtypes":
         return next((replace(plain, **change) for name, change in _BIASES.items() if domain.allows(name)), None)
     if feature == "inner_strides":

@@ -20,7 +20,7 @@ Batch: TypeAlias = Literal["ragged", "decode", "fresh"]
 
 _HEAD_SIZES: Final = (64, 128, 32, 16, 256)
 _BLOCK_SIZES: Final = (16, 64, 32, 128, 256)
-_VALUE_SIZES: Final = (32, 64, 16, 128, 8)
+_VALUE_SIZES: Final = (32, 64, 16, 128, 8, 4, 2, 1)
 _DTYPES: Final[tuple[DTypeName, ...]] = ("float16", "bfloat16", "float32")
 _EASIER: Final[tuple[Batch, ...]] = ("decode", "fresh")
 _GROUPS: Final = (2, 4, 8, 1)
@@ -45,14 +45,25 @@ def sizes(domain: Domain) -> Iterator[Size]:
     blocks = _allowed(_BLOCK_SIZES, domain.block_sizes)
     groups = _allowed(_GROUPS, domain.group_sizes)
     dtypes = [name for name in _DTYPES if name in domain.dtypes]
-    values = _allowed(_VALUE_SIZES, domain.value_sizes)[0] if domain.allows("head_size_v") else 0
-    usual = Size(heads[0], blocks[0], groups[0], dtypes[0], "fresh" if domain.no_context else "ragged", values)
+    batch: Batch = "fresh" if domain.no_context else "ragged"
+    usual = Size(heads[0], blocks[0], groups[0], dtypes[0], batch, _values(heads[0], domain))
     yield usual
     yield from (replace_size(usual, batch=batch) for batch in _EASIER if not domain.no_context)
     yield from (replace_size(usual, dtype=dtype) for dtype in dtypes[1:])
-    yield from (replace_size(usual, head_size=head) for head in heads[1:])
+    yield from (replace_size(usual, head_size=head, value_size=_values(head, domain)) for head in heads[1:])
     yield from (replace_size(usual, block_size=block) for block in blocks[1:])
     yield from (replace_size(usual, group=group) for group in groups[1:])
+
+
+def _values(head_size: int, domain: Domain) -> int:
+    """Return the size of values beside keys of a size, 0 where a target promises none of their own."""
+    return value_size_for(head_size, domain) if domain.allows("head_size_v") else 0
+
+
+def value_size_for(head_size: int, domain: Domain) -> int:
+    """Return a size of values within a domain, smaller than keys if there is one, as a latent cache needs it."""
+    fitting = (size for size in _VALUE_SIZES if within(size, domain.value_sizes) and size < head_size)
+    return next(fitting, domain.value_sizes[0])
 
 
 def _allowed(wanted: tuple[int, ...], bounds: tuple[int, ...]) -> list[int]:

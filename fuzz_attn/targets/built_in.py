@@ -75,7 +75,7 @@ _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
 }
 """Target: its launcher as module:function below ``fuzz_attn.kernels``, and its domain."""
 
-BUILT_IN_LAUNCHERS: Final = {name: place for name, (place, _) in _BUILT_IN.items()}
+BUILT_IN_LAUNCHERS: Final[dict[Family, str]] = {domain.family: place for place, domain in _BUILT_IN.values()}
 """The launcher of each built-in target as module:function below ``fuzz_attn.kernels``."""
 
 _ROUNDING: Final = RoundingModel(tanh_units=24.0, normalises_last=True)

@@ -48,7 +48,7 @@ def _loaded(spec: str, family: str | None, binding: Binding | None) -> Target:
     found = built_in(spec) or _from_entry_point(spec, family, binding)
     if found is not None:
         return found
-    binding = with_known(known_binding(place_of(spec), family), binding, family)
+    binding = with_known(_known(spec, family, binding), binding, family)
     return as_target(_found(spec, binding.instance if binding is not None else None), spec, family, binding)
 
 
@@ -71,7 +71,12 @@ def object_named(spec: str) -> object:
 
 def known_of(spec: str, binding: Binding | None) -> Binding:
     """Return what a user states of a target, completed by what this package knows of it."""
-    return with_known(known_binding(place_of(spec)), binding, None) or Binding()
+    return with_known(_known(spec, None, binding), binding, None) or Binding()
+
+
+def _known(spec: str, family: str | None, binding: Binding | None) -> Binding | None:
+    """Return what this package knows of a target in a family, which the command line names or else a binding file."""
+    return known_binding(place_of(spec), family or (binding.family if binding is not None else None))
 
 
 def is_known(spec: str, binding: Binding | None) -> bool:

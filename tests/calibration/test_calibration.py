@@ -11,6 +11,9 @@ import msgspec
 import pytest
 
 from fuzz_attn.binding.binding import Binding, binding_of, read_binding
+from fuzz_attn.calibration.easy_cases import plain_case, sizes
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Ready, Setup
@@ -222,3 +225,11 @@ def test_a_launcher_of_packed_keys_passes_a_campaign_by_its_names(campaign: Call
     results = campaign("", setup=Setup(launcher), max_cases=60)
     assert results.statistics.cases == 60
     assert not results.failures
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_easy_cases_of_all_sizes(family: Family) -> None:
+    for domain in (Domain(family), Domain(family, head_sizes=(16, 16))):
+        for size in sizes(domain):
+            case = plain_case(family, size)
+            assert (case.family, case.heads.head_size) == (family, size.head_size)

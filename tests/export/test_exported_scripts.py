@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.mask_recipes import CAUSAL, Custom, Lookahead
 from fuzz_attn.case.parts import (
     CallForm,
@@ -43,22 +43,12 @@ from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import relations_of
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.sampling.draws import Sample
-from fuzz_attn.targets.built_in import built_in
+from fuzz_attn.targets.built_in import BUILT_IN_LAUNCHERS, built_in
 
 HERE = Path(__file__).parent
 SCRIPT = str(Path(sys.executable).with_name("fuzz-attn"))
 LEAST = "q, k, v, out, cu_seqlens_q, seqused_k, softmax_scale, block_table"
 TARGETS = HERE.parent / "sample_targets"
-LAUNCHERS: dict[Family, str] = {
-    "unified": "unified_attention:unified_attention",
-    "paged": "paged_attention:paged_attention_decode",
-    "context": "context_attention:context_attention_fwd",
-    "chunked": "chunked_prefill:chunked_prefill_paged_decode",
-    "extend": "extend_attention:extend_attention",
-    "mla_decode": "mla_decode:mla_decode",
-    "token_decode": "token_decode:token_decode",
-    "varlen": "varlen_attention:varlen_attention",
-}
 SPLIT = AttentionCase(
     sequences=(Sequence(1, 4), Sequence(1, 20)),
     family="paged",
@@ -165,7 +155,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a folder with a copy of the kernels as the package ``standing``, right and broken, to import from."""
     folder = tmp_path_factory.mktemp("kernels")
     shutil.copytree(kernels_folder(), folder / "standing")
-    for family, place in LAUNCHERS.items():
+    for family, place in BUILT_IN_LAUNCHERS.items():
         module, _, name = place.partition(":")
         source = folder / "standing" / f"{module}.py"
         source.write_text(source.read_text() + BROKEN.format(name=name, family=family))
@@ -233,7 +223,7 @@ def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
     options: tuple[str, ...], scripts: Path, kernels: Path
 ) -> None:
     for name, case in CASES.items():
-        module, _, function = LAUNCHERS[case.family].partition(":")
+        module, _, function = BUILT_IN_LAUNCHERS[case.family].partition(":")
         save(scripts, f"right_{name}", f"standing.{module}:{function}", case)
         save(scripts, f"broken_{name}", f"standing.{module}:broken_{case.family}", case)
     export(scripts)
@@ -328,7 +318,7 @@ def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: P
 def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernels: Path) -> None:
     """Of what the kernels promise, with relations of each kind, and with large tensors in a file beside the script."""
     random = Random(7)
-    for family, place in LAUNCHERS.items():
+    for family, place in BUILT_IN_LAUNCHERS.items():
         target = built_in(family)
         assert target is not None
         domain, cache = target.domain, FAMILIES[family].cache
@@ -340,7 +330,7 @@ def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernel
     export(scripts)
     assert list(scripts.glob("*.safetensors"))
     found = results(scripts, kernels, "--device", "cpu")
-    assert len(found) == 4 * len(LAUNCHERS)
+    assert len(found) == 4 * len(BUILT_IN_LAUNCHERS)
     assert {name: text for name, (status, text) in found.items() if status} == {}
 
 

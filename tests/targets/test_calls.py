@@ -21,7 +21,7 @@ from fuzz_attn.case.mask_recipes import Causal, Chunks, Custom, Full, Lookahead,
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.orders import Order, Setup
-from fuzz_attn.errors import BindingError
+from fuzz_attn.errors import BindingError, ReturnedOutputError
 from fuzz_attn.inputs.storage import storage_bytes
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.oracle.rounding_model import RoundingModel
@@ -235,12 +235,22 @@ def test_a_mask_may_stand_in_place_of_the_causal_one(mask: Mask) -> None:
     assert found["custom_mask"].tolist() == [bit and not gone for bit, gone in zip(own.tolist(), hidden, strict=True)]
 
 
-def test_an_output_with_an_axis_more_is_taken() -> None:
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_output_with_an_axis_more_is_taken(place: int) -> None:
     tensors = materialise(CASE)
-    result = torch.full((1, *tensors.query.shape), 2.0, dtype=torch.bfloat16)
+    result = torch.full(tensors.query.shape, 2.0, dtype=torch.bfloat16).unsqueeze(place)
     function, _ = recorder(UNIFIED.replace(" out,", ""), result)
     as_target(function, "mine", CASE.family, binding_of(STATED | {"layout": "rows"})).run(tensors)
     assert bool((tensors.outputs["out"].elements == 2.0).all())
+
+
+@pytest.mark.parametrize("shape", [(2, 16), (2, 1, 16), (1, 1, 2, 16, 1), (1, 2, 1, 16)])
+def test_an_output_that_lacks_an_axis_or_has_another_order_is_refused(shape: tuple[int, ...]) -> None:
+    one = replace(CASE, sequences=(Sequence(1, 4),), heads=HeadLayout(1, 2, 16))
+    function, _ = recorder(UNIFIED.replace(" out,", ""), torch.full(shape, 2.0, dtype=torch.bfloat16))
+    target = as_target(function, "mine", CASE.family, binding_of(STATED | {"layout": "rows"}))
+    with pytest.raises(ReturnedOutputError, match=r"returned .* where the output is"):
+        target.run(materialise(one))
 
 
 @pytest.mark.parametrize("mask", [Lookahead(4), Full(), Causal()], ids=str)

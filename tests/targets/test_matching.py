@@ -258,3 +258,9 @@ def kernel(pointer) -> None:  # type: ignore[no-untyped-def]
 def test_kernel_is_no_target() -> None:
     with pytest.raises(TargetError, match=r"^target=.mine. is a Triton kernel: name the Python"):
         as_target(kernel, "mine")
+
+
+def test_page_sizes_that_prefix_sums_cannot_express_are_refused() -> None:
+    stated = binding_of({"domain": {"block_sizes": [4, 8]}})
+    with pytest.raises(TargetError, match=r"domain\.block_sizes=\(4, 8\) must be \(1,\) without a parameter for seq_l"):
+        as_target(function_of(DENSE), "m", None, stated)

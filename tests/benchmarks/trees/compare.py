@@ -80,7 +80,10 @@ def seconds_of(other: Path, family: str, seed: int, rounds: int) -> Seconds:
 def families_of_both(other: Path) -> list[str]:
     """Return the families of this tree that the other tree, which may be older, has too."""
     theirs = (other / "fuzz_attn" / "case" / "families.py").read_text(encoding="utf-8")
-    return [family for family in FAMILIES if f'"{family}": Interface(' in theirs]
+    found: list[str] = [family for family in FAMILIES if f'"{family}": Interface(' in theirs]
+    if not found:
+        raise SystemExit(f"{other}: no family of this tree is there; name them with --families")
+    return found
 
 
 def _print(name: str, seed: str, seconds: Seconds) -> None:
