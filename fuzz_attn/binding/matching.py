@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -60,7 +60,7 @@ def match_of(signature: Signature, family: Family | None = None, stated: Binding
         return _by_synonyms(signature, family, stated)
     unstated = {name: role for name, role in interface.passed(signature).items() if name not in _stated_names(stated)}
     binding = _overruled(replace(interface.binding, roles=unstated), stated)
-    _require_each_once(binding.roles)
+    require_each_once(binding.roles)
     reasons = dict.fromkeys(unstated, f"name of the {binding.family} interface")
     reasons |= dict.fromkeys(_stated_names(stated), _STATED) | _neutral(signature, binding)
     beside = replace(stated, domain={}, rounding={}, promises=())
@@ -102,7 +102,7 @@ def _neutral(signature: Signature, binding: Binding) -> dict[str, str]:
 
 def _by_synonyms(signature: Signature, family: Family | None, stated: Binding) -> Match:
     roles, reasons = _roles(signature, stated)
-    _require_each_once(roles)
+    require_each_once(roles)
     bound = {role for role in roles.values() if role != LEFT_OUT}
     is_open = family is None and "new_keys" in bound
     family = family or _form(bound)
@@ -134,14 +134,19 @@ def _roles(signature: Signature, stated: Binding) -> tuple[dict[str, str], dict[
             raise BindingError(f"role {role!r} of parameter {name!r} is unknown: choose among {', '.join(ROLES)}")
         roles[name] = role if packed or not listed or name in stated.roles else PACKED.get(role, role)
         reasons[name] = _STATED if name in stated.roles else "name" if name == roles[name] else f"names the {role}"
-    unknown = [name for name in (*stated.roles, *reasons) if not signature.takes(name)]
-    if unknown:
-        raise BindingError(f"the binding states parameter {unknown[0]!r}, which the signature lacks")
+    require_taken((*stated.roles, *reasons), signature)
     return roles, reasons
 
 
-def _require_each_once(roles: Mapping[str, str]) -> None:
-    """Refuse two parameters for one role."""
+def require_taken(names: Iterable[str], signature: Signature) -> None:
+    """Raise :class:`BindingError` for a parameter that a binding states and the signature lacks."""
+    unknown = [name for name in names if not signature.takes(name)]
+    if unknown:
+        raise BindingError(f"the binding states parameter {unknown[0]!r}, which the signature lacks")
+
+
+def require_each_once(roles: Mapping[str, str]) -> None:
+    """Raise :class:`BindingError` for two parameters with one role."""
     first: dict[str, str] = {}
     for name, role in roles.items():
         other = first.setdefault(role, name)

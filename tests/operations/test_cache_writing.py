@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fuzz_attn.kernels.cache_write as healthy
+from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.orders import Order
@@ -212,6 +213,23 @@ def test_a_function_with_other_parameters_is_refused(tmp_path: Path) -> None:
         OPERATION.load_target(f"{file}:write", "cache_write", None)
     with pytest.raises(TargetError, match="lacks the parameters key_cache, value_cache, slot_mapping"):
         OPERATION.load_target(f"{file}:less", "cache_write", None)
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"roles": {"nope": "slot_mapping"}}, "states parameter 'nope', which the signature lacks"),
+        ({"constants": {"nope": 1}}, "states parameter 'nope', which the signature lacks"),
+        ({"roles": {"more": "slot_mapping"}}, "two parameters for the role slot_mapping: slot_mapping and more"),
+        ({"sizes": {"more": "2 * head_size"}}, "states 'more' under .* which a cache write does not have"),
+        ({"tensors": {"more": {"shape": [1]}}}, "states 'more' under .tensors. or"),
+    ],
+)
+def test_what_a_binding_states_is_taken_or_refused(stated: dict[str, Any], words: str, tmp_path: Path) -> None:
+    file = tmp_path / "other.py"
+    file.write_text("def write(key, value, key_cache, value_cache, slot_mapping, more=None): ...\n")
+    with pytest.raises(TargetError, match=words):
+        OPERATION.load_target(f"{file}:write", "cache_write", binding_of(stated))
 
 
 def test_a_counterexample_names_its_operation(tmp_path: Path) -> None:

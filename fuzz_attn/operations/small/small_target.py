@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fuzz_attn.binding.binding import LEFT_OUT, Binding, python_value
 from fuzz_attn.binding.call import take, values_of
-from fuzz_attn.binding.matching import Match
+from fuzz_attn.binding.matching import Match, require_each_once, require_taken
 from fuzz_attn.binding.problem import Copy, guarded
 from fuzz_attn.binding.signature import Signature, signature_of
 from fuzz_attn.errors import BindingError, TargetError
@@ -164,8 +164,10 @@ def matched(signature: Signature, roles: Roles, stated: Binding) -> Match:
     needs = [each for each in signature.names if each in signature.required]
     if more := [each for each in needs if each not in taken and each not in stated.constants]:
         raise BindingError(f"needs parameters that {roles.what} does not have: {', '.join(more)}")
-    if len([role for role in taken.values() if role != LEFT_OUT]) > len(bound) or stated.tensors:
-        raise BindingError(f"has two parameters for one role of {roles.what}, or tensors of its own")
+    require_taken((*stated.roles, *stated.without_role), signature)
+    require_each_once(taken)
+    if made := [*stated.tensors, *stated.sizes]:
+        raise BindingError(f"states {made[0]!r} under [tensors] or [sizes], which {roles.what} does not have")
     ordered = {name: role for role in roles.words for name, its in taken.items() if its == role}
     left_out = {name: role for name, role in taken.items() if role == LEFT_OUT}
     reasons = {name: "stated" if name in stated.roles else "its name" for name in (*ordered, *stated.constants)}

@@ -237,11 +237,12 @@ def test_a_failure_of_the_gpu_only_is_shrunk_with_few_kernels(tmp_path: Path, mo
     assert kernels > 3
     kernels, rows = shrunk("none", 0)
     assert kernels == 0
-    assert rows
+    assert 0 < len(rows) <= 3, "not shrunk fully, one bug may have several triggers"
     for found in rows:
         assert (found.shrunk, windowed(found.case)) == (False, True)
         assert [sequence.query_len for sequence in found.case.sequences] == [1], "it is shrunk within its key"
     kernels, rows = shrunk("two", 2)
+    assert len(rows) <= 3
     assert 0 < kernels <= 2 * len(rows)
 
 
