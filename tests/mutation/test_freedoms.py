@@ -10,7 +10,14 @@ import pytest
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, Scales, Sequence, Strides
-from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, PositionValues, QQBiasRecipe
+from fuzz_attn.case.recipes import (
+    AlibiRecipe,
+    LevelScores,
+    NeedleScores,
+    NormalScores,
+    PositionValues,
+    QQBiasRecipe,
+)
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
 from fuzz_attn.mutation.seeded.edited_kernels import target_with
@@ -91,6 +98,16 @@ WITH: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "context",
         {"strides": Strides(far=("new_token",))},
         {"strides": Strides(far=("q_token", "out_token"))},
+    ),
+    "empty_segment_wins_the_merge": (
+        "unified",
+        {"sequences": (Sequence(20, 4),), "scores": LevelScores(-110.0), "launch": LaunchHints("3d", 2, 16)},
+        {"sequences": (Sequence(20, 4),), "scores": LevelScores(-110.0), "launch": LaunchHints("3d", 1, 16)},
+    ),
+    "fp8_weights_in_half": (
+        "unified",
+        {"dtypes": DTypes(E4M3, E4M3, "float32"), "scores": NeedleScores(strength=14.0), "key_marks": True},
+        {"dtypes": DTypes(E4M3, E4M3, "float32"), "scores": NormalScores(0.5), "key_marks": True},
     ),
 }
 """Bug: a family, the fields of a case that shows it, and those of a similar case that hides it."""

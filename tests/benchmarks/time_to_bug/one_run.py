@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -193,20 +194,36 @@ def tried_by(out: Path) -> dict[str, Any]:
 
 
 def breadth(keys: dict[int, int], domain: Domain) -> dict[str, Any]:
-    """Return how many compile keys were tried, with how many cases, and the part of all pairs of values in them."""
+    """Return how many compile keys were tried, with how many cases, and the parts of all pairs in them.
+
+    The pairs are of the values of a key's fields, and of its features alone, each on or off, its mask and its path.
+    """
     pool = key_pool(domain)
-    every, seen = pairs_of(pool), pairs_of(key for key in pool if key.number in keys)
+    tried = [key for key in pool if key.number in keys]
+    every, seen = pairs_of(pool), pairs_of(tried)
+    names = sorted({name for key in pool for name in key.features})
+    features, seen_features = feature_pairs(pool, names), feature_pairs(tried, names)
     return {
         "keys": len(keys),
         "keys with 20 cases": sum(cases >= ENOUGH for cases in keys.values()),
         "most cases of a key": max(keys.values(), default=0),
         "pairs": round(len(seen) / len(every), 4),
+        "pairs of features": round(len(seen_features) / len(features), 4),
     }
 
 
 def pairs_of(keys: Iterable[CompileKey]) -> frozenset[object]:
     """Return all pairs of values that some key has."""
     return frozenset[object]().union(*map(value_pairs, keys))
+
+
+def feature_pairs(keys: Iterable[CompileKey], names: Iterable[str]) -> frozenset[object]:
+    """Return all pairs that some key has of these features, each on or off, its mask and its path."""
+    found: set[object] = set()
+    for key in keys:
+        features = [(name, name in key.features) for name in names]
+        found.update(combinations([*features, ("mask", key.mask), ("path", key.launch.path)], 2))
+    return frozenset(found)
 
 
 def figures(statistics: Statistics) -> dict[str, Any]:
