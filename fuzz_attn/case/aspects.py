@@ -211,13 +211,23 @@ def _length(words: str, value: Callable[[CaseFields], int], changed: Callable[..
     return Aspect(words, value, changed, simplest=1, trait=False, **more)
 
 
-def _block_traits(noun: str, path: str, resized: Callable[..., CaseFields]) -> tuple[Aspect, ...]:
+def _page_size(case: CaseFields) -> int:
+    """Return the slots of a page, the simplest number of packed keys, which have no pages."""
+    return SIMPLEST_SIZE if FAMILIES[case.family].cache.is_packed else case.pages.block_size
+
+
+def _pages_of_a_sequence(case: CaseFields) -> int:
+    return 1 if FAMILIES[case.family].cache.is_packed else -(-case.max_seq_len // case.pages.block_size)
+
+
+def _block_traits(
+    noun: str, get: Callable[[CaseFields], int], resized: Callable[..., CaseFields]
+) -> tuple[Aspect, ...]:
     """Return the traits of a size of heads or pages, which one block of a dot product makes simple."""
-    get, to_block = attrgetter(path), partial(resized, size=SIMPLEST_SIZE)
+    to_block = partial(resized, size=SIMPLEST_SIZE)
 
     def rounded(case: CaseFields) -> int:
-        size: int = get(case)
-        return 1 << (size - 1).bit_length()
+        return 1 << (get(case) - 1).bit_length()
 
     return (
         _when(
@@ -499,17 +509,17 @@ KINDS: Final = (
             above="more than {} query tokens", levels=(1, 16), refused=True, growing=True),
     _length("keys of a sequence", lambda case: case.max_seq_len, changes.with_keys,
             above="more than {} keys", levels=(1, 4, 16, 64, 256, 1024), refused=True, growing=True),
-    _length("pages of a sequence", lambda case: -(-case.max_seq_len // case.pages.block_size), changes.with_one_page,
+    _length("pages of a sequence", _pages_of_a_sequence, changes.with_one_page,
             above="more than {} pages", levels=(1,)),
     _size("grouped heads", "heads.num_queries_per_kv", tried=_GROUPS, refused="query heads for each KV head",
           above="more than {} query heads for each KV head", levels=(16,),
           key="num_queries_per_kv", bounds="group_sizes"),
     _size("head size", "heads.head_size", with_head_size, tried=_SIZES, refused=True,
           above="heads larger than {}", levels=(64, 128), key="head_size", bounds="head_sizes", trait=False),
-    *_block_traits("head", "heads.head_size", with_head_size),
+    *_block_traits("head", attrgetter("heads.head_size"), with_head_size),
     _size("page size", "pages.block_size", tried=_SIZES, also=changes.with_page_size, refused=True,
           above="pages larger than {}", levels=(64,), key="block_size", bounds="block_sizes", trait=False),
-    *_block_traits("page", "pages.block_size", changes.with_block_size),
+    *_block_traits("page", _page_size, changes.with_block_size),
     Aspect("type", lambda case: case.dtypes, changes.with_dtypes, DTypes(), refused=True, trait=False, key="dtypes"),
 )  # fmt: skip
 """Types, batch, heads and pages."""

@@ -6,9 +6,10 @@ Phrases for keys, rows and numbers are here too, which several findings share.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.plain import Plain
@@ -114,6 +115,20 @@ Reason: TypeAlias = Literal[
 
 REASONS = get_args(Reason)
 
+UNTOLD: Final = frozenset(("scale", "denominator", "address", "unwritten", "arithmetic", "unknown"))
+"""Reasons whose words would be those of different bugs but for their numbers."""
+_NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
+
+
+def without_numbers(words: str) -> str:
+    """Return words in which every number, and every list of numbers with the plural before it, is one sign.
+
+    >>> without_numbers("query 0 attends keys 3 to 7 and 9"), without_numbers("query 12 attends key 4")
+    ('query # attends key #', 'query # attends key #')
+    """
+    lists = re.sub("#(?:(?:, | and | to )#)+(?: more)?", "#", _NUMBER.sub("#", words))
+    return re.sub("s? #", " #", lists)
+
 
 class Finding(Plain, frozen=True):
     """One thing that is wrong, in one sentence. A ``vague`` one could have several reasons; a longer case may tell."""
@@ -183,6 +198,12 @@ class Explanation(Plain, frozen=True):
     def words(self) -> str:
         """The first finding in words."""
         return self.findings[0].words
+
+    @property
+    def cause(self) -> str:
+        """The first finding as every case of the same bug shows it; empty if it may be that of several bugs."""
+        first = self.findings[0]
+        return "" if first.vague or first.reason in UNTOLD else f"{first.reason}: {without_numbers(first.words)}"
 
     @property
     def sentence(self) -> str:

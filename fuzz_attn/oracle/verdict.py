@@ -90,8 +90,9 @@ class Verdict(Plain, frozen=True):
     wrong; ``worst`` lists a few of them, non-finite ones first. ``site`` is ``file:line`` of the access that a
     sanitizer reports, or of the line that raised; empty for other failures. ``poison`` names the parts of the poison
     that reach the output, once they were looked for. ``hint`` says in sentences what else may explain the failure.
-    ``explanation`` is what the kernel did wrong, in words, once that was asked and could be told. ``output`` names the
-    output that is wrong if the case has several.
+    ``explanation`` is what the kernel did wrong, in words, once that was asked and could be told. ``cause`` is the same
+    without positions and lengths, so that other cases of the bug have it too; empty where the case leaves several.
+    ``output`` names the output that is wrong if the case has several.
     """
 
     property_name: str
@@ -106,6 +107,7 @@ class Verdict(Plain, frozen=True):
     poison: tuple[str, ...] = ()
     hint: str = ""
     explanation: str = ""
+    cause: str = ""
     output: str = ""
 
     @property

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fuzz_attn.engine.failures.triage import class_of
+from fuzz_attn.engine.failures.triage import class_of, has_place
 from fuzz_attn.engine.listeners.results import LEAST_JUDGED, FoundFailure, RunReport
 from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.report.failure import command_for, only_here
@@ -74,9 +74,10 @@ def _indented(words: str, mark: str = "    ", style: str = "") -> Table:
 
 
 def _to_follow(found: FoundFailure) -> Iterator[str]:
-    """Yield the line of code, and what to paste into a shell."""
+    """Yield the line of code, other lines that the same case shows, and what to paste into a shell."""
     if found.counterexample.verdict.site:
         yield safe(f"at {found.counterexample.verdict.site}")
+    yield from (safe(f"also at {name.partition(' ')[2]}") for name in found.counterexample.also if has_place(name))
     if found.path and found.followed and not found.known:
         for command in ("explain", "replay"):
             yield command_for(command, Path(found.path), found.counterexample)

@@ -33,7 +33,7 @@ from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
+from fuzz_attn.case.parts import DTypes, LaunchHints, PageLayout, Sequence
 from fuzz_attn.errors import CaseError
 from fuzz_attn.operations.attention.refusals.attributes import ATTRIBUTES, value_of_key, values_within
 from fuzz_attn.strategies.cases import cases
@@ -183,3 +183,10 @@ def test_each_trait_of_poison_is_a_nuance_that_its_field_removes() -> None:
         milder = nuances[words].without(harmful)
         assert getattr(milder.poison, field) != getattr(harmful.poison, field)
         assert not nuances[words].present(milder)
+
+
+def test_packed_keys_have_no_traits_of_pages() -> None:
+    packed = AttentionCase((Sequence(3, 40),), family="varlen", pages=PageLayout(block_size=1))
+    paged = AttentionCase((Sequence(3, 40),), pages=PageLayout(block_size=1))
+    assert {"small pages", "more than 1 pages"} <= {*TABLE.traits_of(paged)}
+    assert not any("page" in trait for trait in TABLE.traits_of(packed))

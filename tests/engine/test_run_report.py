@@ -263,3 +263,14 @@ def test_an_old_file_is_not_of_another_run(tmp_path: Path) -> None:
     path, other = (counterexample.save(each, tmp_path) for each in (in_window(16), in_window(8)))
     result = report(FailureFound(0, 0, in_window(16), str(path)))
     assert united_with_other_runs(result, other.stat().st_mtime + 1.0) == result
+
+
+def test_a_failure_names_every_line_that_its_smallest_case_shows() -> None:
+    verdict = Verdict("sanitizers", "out_of_bounds", "out-of-bounds store at k.py:9", site="k.py:9")
+    example = counterexample.signed("t", "unified", None, CASE, verdict)
+    example = msgspec.structs.replace(example, also=("sanitizer k.py:3", "output"))
+    lines = [
+        line.strip()
+        for line in text_of(failures_list(report(FailureFound(0, 0, example, "a.json")).failures)).splitlines()
+    ]
+    assert lines[3:5] == ["at k.py:9", "also at k.py:3"]

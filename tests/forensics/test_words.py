@@ -12,7 +12,17 @@ from fuzz_attn.forensics.explain import (
     without_empty,
     without_limit,
 )
-from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap, Row, factor, keys, ranges, rows_of_case
+from fuzz_attn.forensics.explanation import (
+    Explanation,
+    Finding,
+    Heatmap,
+    Row,
+    factor,
+    keys,
+    ranges,
+    rows_of_case,
+    without_numbers,
+)
 from fuzz_attn.report import explanation_text as report
 from fuzz_attn.report.printing import text_of
 
@@ -36,6 +46,33 @@ def test_keys() -> None:
 @pytest.mark.parametrize(("number", "words"), [(1 / 448, "1/448"), (2.0, "2"), (-0.5, "1/-2"), (0.3, "0.3"), (0, "0")])
 def test_factors(number: float, words: str) -> None:
     assert factor(number) == words
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("query 0 attends key 2", "query 11 attends keys 3 to 7, 9 and 2 more"),
+        ("head 1: scores (largest -7e+04)", "head 0: scores (largest 3.5)"),
+    ],
+)
+def test_words_of_one_cause_are_the_same_without_numbers(one: str, other: str) -> None:
+    assert without_numbers(one) == without_numbers(other) != one
+
+
+def test_types_and_files_keep_their_numbers() -> None:
+    assert without_numbers("fp8 in float16 (k2.py)") == "fp8 in float16 (k2.py)"
+
+
+@pytest.mark.parametrize(
+    ("finding", "cause"),
+    [
+        (Finding("causal", "query 0 attends key 1"), "causal: query # attends key #"),
+        (Finding("causal", "query 0 attends key 1", vague=True), ""),
+        (Finding("scale", "scores are 2 times what they should be"), ""),
+    ],
+)
+def test_only_a_finding_that_leaves_no_other_is_a_cause(finding: Finding, cause: str) -> None:
+    assert Explanation((finding,)).cause == cause
 
 
 def test_rows_know_their_places() -> None:

@@ -39,6 +39,7 @@ from fuzz_attn.engine.failures.triage import (
     KnownFailure,
     KnownFailures,
     class_of,
+    does_without,
     failures_of,
     has_place,
     is_finding,
@@ -602,13 +603,18 @@ class FailureLives:
             self._end(failure, self._shard.digest(order_of(failure.found)))
             return
         earlier.widen(failure)
-        if is_simpler(failure.found, earlier.found) and earlier.shard == self.shard and not earlier.saved:
-            self._replace(earlier, failure)
+        if earlier.shard == self.shard and not earlier.saved:
+            if is_simpler(failure.found, earlier.found) or does_without(failure, earlier):
+                self._replace(earlier, failure)
+            elif has_place(failure.failure_class) and failure.failure_class != earlier.failure_class:
+                self.records.change(earlier, also=(*earlier.found.also, failure.failure_class))
+                self.records.finish(earlier, self._shard.digest(order_of(earlier.found)))
         self._end_as(failure, earlier)
 
     def _replace(self, earlier: KnownFailure, simpler: KnownFailure) -> None:
         """Let a known failure have the simpler case in which the same bug was found again."""
         earlier.seen_as |= earlier.found_as
+        earlier.other_classes |= {earlier.failure_class}
         earlier.found, earlier.trigger, earlier.complete = simpler.found, simpler.trigger, simpler.complete
         earlier.there = simpler.there
         self.records.finish(earlier, self._shard.digest(order_of(earlier.found)))

@@ -133,6 +133,8 @@ class KnownFailure:
     """Whether it is judged on the explaining backend, and not on the one that finds."""
     seen_as: set[str] = field(default_factory=set)
     """Classes that it had on the backend that finds, beyond those that its counterexample names."""
+    other_classes: set[str] = field(default_factory=set)
+    """Classes of other failures that turned out to be the same bug, on the backend that it is judged on."""
     replayed: list[frozenset[str]] = field(default_factory=list)
     """The traits of cases that showed it and were replayed on the explaining backend."""
 
@@ -154,7 +156,7 @@ class KnownFailure:
     def shows(self, verdict: Verdict) -> bool:
         """Return whether a verdict is of the class of this failure, or of its line."""
         same_place = bool(verdict.site) and verdict.site == self.found.verdict.site
-        return same_place or class_of(verdict) == self.failure_class
+        return same_place or class_of(verdict) in (self.failure_class, *self.other_classes)
 
     @property
     def core(self) -> frozenset[str]:
@@ -175,6 +177,7 @@ class KnownFailure:
 
     def widen(self, same: KnownFailure) -> None:
         """Need no longer what another case of the same bug does without, and know what that case needs."""
+        self.other_classes |= {same.failure_class, *same.other_classes} - {self.failure_class}
         if same.trigger and same.complete:
             self.other_triggers.append(same.trigger)
         if self.trigger is not None and same.trigger is not None and self.core:
@@ -199,7 +202,7 @@ class KnownFailure:
         ``there`` it was seen on the explaining backend, where a failure has its own class only, and where one that
         only the finding backend shows does not fail.
         """
-        own = alike(failure_class, self.failure_class, traits)
+        own = alike(failure_class, self.failure_class, traits) or failure_class in self.other_classes
         possible = own and not self.found.only_here if there else own or failure_class in self.found_as
         if not possible:
             return False
@@ -296,14 +299,21 @@ def _with_harmless(order: Order, triggers: Iterable[frozenset[str]]) -> Order:
 def is_same(known: KnownFailure, new: KnownFailure) -> bool:
     """Return whether a shrunk failure is the same bug as a known one.
 
-    It is if the same poison reaches the output, if it has the known one's trigger, or if the known one has its trigger
-    and needs as much or more, apart from nuances and from how long or large the cases are. What a known one needs that
-    could not be shrunk in full is unknown. A failure that passes in the simulator is no bug of logic.
+    It is if both have the same cause in words, or are found at two lines of a file by the same smallest case. Of one
+    class, it is if the same poison reaches the output, if it has the known one's trigger, or if the known one has its
+    trigger and needs as much or more, apart from nuances and from how long or large the cases are. What a known one
+    needs that could not be shrunk in full is unknown. A failure that passes in the simulator is no bug of logic.
     """
     if (known.found.only_here and new.found.is_logic) or (known.found.is_logic and new.found.only_here):
         return False
-    if not alike(known.failure_class, new.failure_class, traits_of_both(known.found) | traits_of_both(new.found)):
-        return False
+    if _same_cause(known, new) or _same_smallest_case(known, new):
+        return True
+    traits = traits_of_both(known.found) | traits_of_both(new.found)
+    return alike(known.failure_class, new.failure_class, traits) and _same_of_class(known, new)
+
+
+def _same_of_class(known: KnownFailure, new: KnownFailure) -> bool:
+    """Return whether a shrunk failure is the same bug as a known one of its class."""
     if has_place(new.failure_class) or _same_poison(known, new):
         return True
     if known.trigger is None or new.trigger is None:
@@ -312,6 +322,28 @@ def is_same(known: KnownFailure, new: KnownFailure) -> bool:
         return True
     needs_less = new.core and new.core <= known.core
     return bool(not known.complete or needs_less) and new.trigger <= traits_of_both(known.found)
+
+
+def does_without(new: KnownFailure, known: KnownFailure) -> bool:
+    """Return whether a failure does without a feature that a known one of the same bug seemed to need."""
+    return new.complete and new.trigger is not None and known.trigger is not None and new.core < known.core
+
+
+def _same_cause(one: KnownFailure, other: KnownFailure) -> bool:
+    """Return whether two failures have the same cause in words, and neither needs features that the other lacks."""
+    cause = one.found.verdict.cause
+    needed, others = ({trait for trait in each.core if "{}" not in trait} for each in (one, other))
+    return bool(cause) and cause == other.found.verdict.cause and (needed <= others or others <= needed)
+
+
+def _same_smallest_case(one: KnownFailure, other: KnownFailure) -> bool:
+    """Return whether sanitizers name two lines of a file for the same smallest case, such as a load and a store."""
+    first, second = one.found, other.found
+    found = is_finding(first.verdict) and is_finding(second.verdict) and one.complete and other.complete
+    files = {each.verdict.site.rpartition(":")[0] for each in (first, second)}
+    return (
+        found and bool(one.trigger) and one.trigger == other.trigger and len(files) == 1 and first.case == second.case
+    )
 
 
 def _same_without_triggers(one: KnownFailure, other: KnownFailure) -> bool:

@@ -26,4 +26,4 @@ def in_words(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) -
     explanation = judge(msgspec.structs.replace(order, forensics=True)).explanation
     if explanation is None or explanation.reason == "unknown":
         return verdict
-    return msgspec.structs.replace(verdict, explanation=explanation.sentence)
+    return msgspec.structs.replace(verdict, explanation=explanation.sentence, cause=explanation.cause)

@@ -12,7 +12,7 @@ from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Elsewhere, environment_of
-from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures, is_same, merged
+from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures, does_without, is_same, merged
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.oracle.verdict import Kind, Verdict
 
@@ -191,3 +191,64 @@ def test_what_the_end_cut_off_is_the_bug_that_needs_least() -> None:
         for path, case, trigger in files
     ]
     assert merged(found) == {"window": "neither", "softcap": "neither"}
+
+
+def caused(cause: str, trigger: tuple[str, ...], output: str = "") -> KnownFailure:
+    """Return a wrong output of which the kernel's mistake is known in words."""
+    found = failure(WINDOW, "mismatch", trigger)
+    verdict = msgspec.structs.replace(found.found.verdict, cause=cause, output=output)
+    found.found = msgspec.structs.replace(found.found, verdict=verdict)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (caused("causal: sees a key", ()), caused("causal: sees a key", ("sinks",), "lse"), True),
+        (caused("causal: sees a key", ("sinks", "soft cap")), caused("causal: sees a key", ("sinks",), "lse"), True),
+        (caused("causal: sees a key", ("sinks",)), caused("causal: sees a key", ("soft cap",)), False),
+        (caused("causal: sees a key", ("sinks",)), caused("tail: sees a key", ("sinks",), "lse"), False),
+        (caused("", ()), caused("", ("sinks",), "lse"), False),
+    ],
+)
+def test_one_cause_in_words_is_one_bug_whatever_output_shows_it(
+    one: KnownFailure, other: KnownFailure, same: bool
+) -> None:
+    assert is_same(one, other) is is_same(other, one) is same
+
+
+def test_a_bug_is_recognised_by_the_other_output_that_shows_it() -> None:
+    known, other = caused("causal: sees a key", ()), caused("causal: sees a key", ("sinks",), "lse")
+    traits = frozenset({"sinks"})
+    assert not known.shown_by("output lse", traits)
+    known.widen(other)
+    assert known.shown_by("output lse", traits)
+    assert does_without(known, other)
+    assert not does_without(other, known)
+
+
+def found_at(
+    line: str, trigger: tuple[str, ...], case: AttentionCase = PLAIN, *, complete: bool = True
+) -> KnownFailure:
+    """Return a sanitizer's finding at a line."""
+    verdict = Verdict("sanitizers", "out_of_bounds", "out-of-bounds load", site=line)
+    found = counterexample.signed("t", "unified", None, case, verdict)
+    return KnownFailure(0, 0, found, "", frozenset(trigger), complete)
+
+
+EMPTY = ("sequences without query tokens",)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (found_at("k.py:3", EMPTY), found_at("k.py:9", EMPTY), True),
+        (found_at("k.py:3", EMPTY), found_at("other.py:9", EMPTY), False),
+        (found_at("k.py:3", EMPTY), found_at("k.py:9", EMPTY, WINDOW), False),
+        (found_at("k.py:3", EMPTY), found_at("k.py:9", ("sinks",)), False),
+        (found_at("k.py:3", EMPTY), found_at("k.py:9", EMPTY, complete=False), False),
+        (found_at("k.py:3", ()), found_at("k.py:9", ()), False),
+    ],
+)
+def test_two_lines_of_one_smallest_case_are_one_bug(one: KnownFailure, other: KnownFailure, same: bool) -> None:
+    assert is_same(one, other) is is_same(other, one) is same
