@@ -237,3 +237,22 @@ def test_a_logarithm_of_another_base_is_explained(tmp_path: Path) -> None:
     operation = operation_of(case)
     explained = operation.explain(operation.experiment(case, target, backend()), None).sentence
     assert explained == "scale: lse: its logarithm has base e"
+
+
+DOUBLED: Final = """
+def doubled(key, value, key_cache, value_cache, slot_mapping):
+    size = key_cache.shape[1]
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            key_cache[slot // size, slot % size] = key[token] * FACTOR
+            value_cache[slot // size, slot % size] = value[token]
+"""
+
+
+@pytest.mark.parametrize(("factor", "notes"), [("1", 0), ("2", 1)])
+def test_a_target_that_is_bound_by_its_names_alone_is_tried_too(factor: str, notes: int, tmp_path: Path) -> None:
+    (tmp_path / "writes.py").write_text(DOUBLED.replace("FACTOR", factor))
+    target = load_target(f"{tmp_path / 'writes.py'}:doubled", None, None)
+    _, found = operation_of(target.domain).calibrated(target, backend())
+    assert len(found) == notes
+    assert all("it gives wrong elements" in note and "something else" in note for note in found)

@@ -25,7 +25,7 @@ def calibrated(operation: Operation, easy: Easy, target: Target, backend: Backen
     """
     assert isinstance(target, SmallTarget)
     if target.match.published or target.match.binding.whole:
-        return target, ()
+        return target, _doubts(operation, easy(target.domain), target, backend)
     notes: tuple[str, ...] = ()
     if variants := list(target.variants()):
         tried = [(each, words, _why_wrong(operation, easy(each.domain), each, backend)) for each, words in variants]
@@ -43,6 +43,16 @@ def calibrated(operation: Operation, easy: Easy, target: Target, backend: Backen
     ]
     notes += tuple(f"The target refuses an easy case with {name}, which is not drawn." for name in refused)
     return target.with_domain(replace(target.domain, features=target.domain.features - {*refused})).settled(), notes
+
+
+def _doubts(operation: Operation, plain: Any, target: SmallTarget, backend: Backend) -> tuple[str, ...]:
+    """Return that a target whose parameters have the names of an operation gives something else on an easy case."""
+    with backend.unrecorded():
+        if operation.experiment(plain, target, backend, strict=False).refusal is not None:
+            return ()
+    why = _why_wrong(operation, plain, target, backend)
+    words = f"The target is wrong on an easy case ({why}). The names of its parameters are those of {operation.name}:"
+    return (f"{words} either it has a defect even there, or it does something else.",) if why else ()
 
 
 def _why_wrong(operation: Operation, case: Any, target: SmallTarget, backend: Backend) -> str:
