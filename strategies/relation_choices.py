@@ -14,7 +14,7 @@ from fuzz_attn.strategies.sampling.lattices import draw_index
 NUM_CHOICES: Final = 2**12
 """The number of choices; the schedule maps each to one of the relations that hold for the case."""
 
-_ASKED = sampled_from((False, False, False, True, True))
+_ASKED = sampled_from((False,) * 11 + (True,) * 9)
 
 COSTLY_KEYS, COSTLY_TOKENS, COSTLY_ELEMENTS, SELDOM = 8_193, 500, 2**15, 4
 """Cases with more keys, tokens or elements of q and K, or such as people serve, are asked for a relation ``SELDOM``
@@ -23,7 +23,7 @@ times less often: a third of all cases, which take more than half of the relatio
 
 @composite
 def relation_choices(draw: st.DrawFn) -> int | None:
-    """Return a strategy of choices, three in five None for no relation; shrinks towards None.
+    """Return a strategy of choices, 11 in 20 None for no relation; shrinks towards None.
 
     Each relation costs another launch. A choice does not depend on the case, so it can stay while the case shrinks.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -55,6 +55,19 @@ class Here:
             elsewhere = msgspec.structs.replace(elsewhere, found_as=found_as)
             known.found = msgspec.structs.replace(known.found, elsewhere=elsewhere)
             self._records.rewrite(known)
+
+    def take_from(self, failure: KnownFailure, earlier: KnownFailure, digest: Callable[[KnownFailure], str]) -> None:
+        """Let a failure that only the explaining backend had shown be one that the finding backend found."""
+        elsewhere, own = failure.found.elsewhere, earlier.shard == self._records.shard and not earlier.saved
+        if earlier.found.elsewhere is not None or elsewhere is None or not (own and earlier.there):
+            return
+        elsewhere = msgspec.structs.replace(elsewhere, outcome="fails", reason="")
+        environment = failure.found.environment
+        earlier.found = msgspec.structs.replace(earlier.found, environment=environment, elsewhere=elsewhere)
+        try:
+            self.check(earlier)
+        finally:
+            self._records.finish(earlier, digest(earlier))
 
     def check(self, failure: KnownFailure) -> None:
         """Launch a case that was shrunk on the explaining backend on the finding one.

@@ -502,7 +502,7 @@ class FailureLives:
             self._finish(failure, Share.of_time(self._max_time, hang=failure.failure_class == HANG))
         else:
             self._end_as(failure, earlier)
-            self._show_here_too(earlier, failure)
+            self._here.take_from(failure, earlier, self._digest)
         return True
 
     def _follow_findings(self, order: Order, answer: Answer, same: Sequence[Verdict]) -> None:
@@ -530,19 +530,6 @@ class FailureLives:
         self._here.say(failure, outcome="fails", reason="")
         self.records.change(failure, confirmation="confirmed", also=self.also(failure, order, answer), shrunk=False)
         self._look_beside(failure, order, answer, "confirm", there=True)
-
-    def _show_here_too(self, earlier: KnownFailure, failure: KnownFailure) -> None:
-        """Let a failure that only the explaining backend had shown be one that the finding backend found."""
-        elsewhere, own = failure.found.elsewhere, earlier.shard == self.shard and not earlier.saved
-        if earlier.found.elsewhere is not None or elsewhere is None or not (own and earlier.there):
-            return
-        elsewhere = msgspec.structs.replace(elsewhere, outcome="fails", reason="")
-        environment = failure.found.environment
-        earlier.found = msgspec.structs.replace(earlier.found, environment=environment, elsewhere=elsewhere)
-        try:
-            self._here.check(earlier)
-        finally:
-            self.records.finish(earlier, self._shard.digest(order_of(earlier.found)))
 
     @contextmanager
     def _followed(self, failure: KnownFailure, *, beside: bool = False) -> Iterator[None]:
@@ -574,7 +561,7 @@ class FailureLives:
             known = self.known.matching(order, verdict, there=failure.there)
             if known is not None:
                 self._end_as(failure, known)
-                self._show_here_too(known, failure)
+                self._here.take_from(failure, known, self._digest)
                 return
         self._reduce(failure, share)
         self._settle(failure)
@@ -600,16 +587,21 @@ class FailureLives:
         earlier = self.known.same_as(failure)
         if earlier is None:
             self.known.add(failure)
-            self._end(failure, self._shard.digest(order_of(failure.found)))
+            self._end(failure, self._digest(failure))
             return
         earlier.widen(failure)
         if earlier.shard == self.shard and not earlier.saved:
-            if is_simpler(failure.found, earlier.found) or does_without(failure, earlier):
-                self._replace(earlier, failure)
-            elif has_place(failure.failure_class) and failure.failure_class != earlier.failure_class:
-                self.records.change(earlier, also=(*earlier.found.also, failure.failure_class))
-                self.records.finish(earlier, self._shard.digest(order_of(earlier.found)))
+            self._take_from(failure, earlier)
         self._end_as(failure, earlier)
+
+    def _take_from(self, failure: KnownFailure, earlier: KnownFailure) -> None:
+        """Let a known failure have what another case of the same bug says better, or besides."""
+        name = failure.failure_class
+        if is_simpler(failure.found, earlier.found) or does_without(failure, earlier):
+            self._replace(earlier, failure)
+        elif has_place(name) and name != earlier.failure_class:
+            self.records.change(earlier, also=(*earlier.found.also, name))
+            self.records.finish(earlier, self._digest(earlier))
 
     def _replace(self, earlier: KnownFailure, simpler: KnownFailure) -> None:
         """Let a known failure have the simpler case in which the same bug was found again."""
@@ -617,7 +609,7 @@ class FailureLives:
         earlier.other_classes |= {earlier.failure_class}
         earlier.found, earlier.trigger, earlier.complete = simpler.found, simpler.trigger, simpler.complete
         earlier.there = simpler.there
-        self.records.finish(earlier, self._shard.digest(order_of(earlier.found)))
+        self.records.finish(earlier, self._digest(earlier))
         for other in self.known:
             if other is not earlier and other.shard == self.shard and not other.saved and is_same(earlier, other):
                 self.known.remove(other)
@@ -640,7 +632,7 @@ class FailureLives:
             name_cause(failure, self)
             earlier = self.known.same_as(failure)
             if earlier is None:
-                self.records.finish(failure, self._shard.digest(order_of(failure.found)))
+                self.records.finish(failure, self._digest(failure))
             else:
                 self.known.remove(failure)
                 self._end_as(failure, earlier)
@@ -690,6 +682,9 @@ class FailureLives:
 
         with contextlib.suppress(ShareSpentInterrupt):
             confirmation.shortened(sequence, fails)
+
+    def _digest(self, failure: KnownFailure) -> str:
+        return self._shard.digest(order_of(failure.found))
 
     def _end(self, failure: KnownFailure, digest: str = "") -> None:
         """Write and report a failure for the last time, its file named by its signature."""
