@@ -23,8 +23,11 @@ WIDEST: Final = 2**20
 
 
 def wide_window(experiment: Experiment) -> Comparison:
-    """Launch with a window that is at least as long as the longest sequence."""
-    longest = experiment.case.max_seq_len
+    """Launch with a window that is at least as long as the longest sequence, and as its query tokens.
+
+    Where rows count from the first key, the last of more query tokens than keys stands behind the last key.
+    """
+    longest = max(experiment.case.max_seq_len, experiment.case.max_query_len)
     window = (longest, longest + 1, WIDEST)[experiment.case.seed % 3]
     return _with(experiment, f"a launch with a window of {window}", same_bound=True, window=window)
 

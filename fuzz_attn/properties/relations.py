@@ -357,7 +357,7 @@ RELATIONS: Final = {
             "a sequence twice in a batch, on the same pages, does not change the output",
             _may_have_a_sequence_twice,
         ),
-        _absent("wide_window", "window", "a window at least as long as every sequence hides nothing"),
+        _absent("wide_window", "window", "a window at least as long as every sequence and its query hides nothing"),
         _absent("zero_slopes", "alibi", "ALiBi slopes of 0 change nothing"),
         _absent("zero_bias", "qq_bias", "query-query biases of 0 change nothing"),
         _absent("absent_sinks", "sinks", "sinks of -inf change nothing"),

@@ -20,7 +20,7 @@ from fuzz_attn.case.aspects import UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.mask_recipes import Full
+from fuzz_attn.case.mask_recipes import Full, TopLeft
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
@@ -295,6 +295,13 @@ def test_relation_holds_only_where_it_has_a_meaning(relation: str, changes: dict
 def test_check_refuses_a_relation_that_does_not_hold(judge_of: JudgeOf) -> None:
     with pytest.raises(FuzzAttnError, match=r"^relation='narrower_window' does not hold for the case$"):
         judge_of("unified_attention")(Order(PLAIN, "narrower_window"))
+
+
+def test_a_wide_window_reaches_the_first_key_from_behind_the_last() -> None:
+    case = AttentionCase((Sequence(4, -3),), family="varlen", pages=PageLayout(block_size=1), mask=TopLeft())
+    for seed in range(3):
+        experiment = Experiment(replace(case, seed=seed), load_target("varlen"), SimulatorBackend())
+        assert check(experiment, "wide_window").passed
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.125, 2.0**-8, 32.0])

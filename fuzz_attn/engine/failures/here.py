@@ -21,6 +21,10 @@ MOST_LARGER: Final = 6
 
 That is enough to find the place among 64 steps of shrinking, and each may compile.
 """
+NOT_REPLAYED: Final = "it was not replayed there"
+ONLY_SEEN: Final = "it was seen, and not followed"
+AFTER_OTHERS: Final = "it fails only after other cases, which were not run there"
+"""Why it is unknown what a failure does on the explaining backend."""
 
 
 class LookBeside(Protocol):

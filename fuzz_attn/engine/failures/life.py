@@ -22,7 +22,7 @@ from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, 
 from fuzz_attn.engine.events import FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches, order_of, steps_of
-from fuzz_attn.engine.failures.here import Here
+from fuzz_attn.engine.failures.here import AFTER_OTHERS, NOT_REPLAYED, ONLY_SEEN, Here
 from fuzz_attn.engine.failures.records import Records, Unfollowed
 from fuzz_attn.engine.failures.reduction import (
     Reduction,
@@ -62,9 +62,6 @@ LAST_PART: Final = 0.75
 """From then on what is left of the time goes to failures whose shrinking is not complete."""
 MOST_SLOW: Final = 2
 """So many launches that took long while a failure was shrunk are run again, to see whether they hang."""
-NOT_REPLAYED: Final = "it was not replayed there"
-ONLY_SEEN: Final = "it was seen, and not followed"
-AFTER_OTHERS: Final = "it fails only after other cases, which were not run there"
 
 
 class FailureLives:
@@ -439,12 +436,17 @@ class FailureLives:
         self.known.add(other)
 
     def close(self) -> None:
-        """Save what the end of the campaign left unsaved, and report the failures that it interrupted as they are."""
+        """Save what the end of the campaign left unsaved, and report the failures that it interrupted as they are.
+
+        Those that were only seen may be bugs that became known after them.
+        """
         self._living = None
         if unmet := self.take_unmet():
             self.see(*unmet)
         for failure in tuple(self._open):
-            self._end(failure)
+            seen_only = failure.found.confirmation == "unconfirmed"
+            known = self.known.matching(order_of(failure.found), failure.found.verdict) if seen_only else None
+            self._end(failure) if known is None else self._end_as(failure, known)
 
     def see(self, order: Order, answer: Answer) -> None:
         """Count the known failures of an answer, and save the new ones without following them now.
@@ -619,7 +621,8 @@ class FailureLives:
         """Go on, once, with shrinking each failure that its share did not complete, for so many seconds in all."""
         if seconds <= 0.0:
             return
-        waiting = [known for known in self.known if self._may_resume(known)]
+        own = [known for known in self.known if known.shard == self.shard and not known.complete]
+        waiting = [known for known in own if known not in self._resumed]
         self._resumed += waiting
         for failure in waiting:
             if failure not in tuple(self.known):  # what another shard has told meanwhile is the same bug
@@ -637,10 +640,6 @@ class FailureLives:
                 self.known.remove(failure)
                 self._end_as(failure, earlier)
         self._follow_beside()
-
-    def _may_resume(self, known: KnownFailure) -> bool:
-        """Return whether a failure of this shard is not shrunk fully, and has not been gone on with."""
-        return known.shard == self.shard and not known.complete and known not in self._resumed
 
     def also(self, failure: KnownFailure, order: Order, answer: Answer) -> tuple[str, ...]:
         """Return the classes of what follows from a failure: that no line and no known failure explains."""

@@ -11,11 +11,13 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import Sequence
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.campaign import Campaign, Plan
-from fuzz_attn.engine.events import CaseJudged, Event, FailureSeenAgain, Note
+from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureSeenAgain, Note
 from fuzz_attn.engine.failures import reduction, triage
+from fuzz_attn.engine.failures.triage import KnownFailure
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
@@ -430,3 +432,24 @@ def test_a_saved_failure_of_the_gpu_only_is_not_taken_for_mended_elsewhere(tmp_p
     Campaign(plan, events.append, FakeWorker(SIMULATOR)).run()
     (note,) = [event.text for event in events if isinstance(event, Note)]
     assert "passes here, which says nothing: only cuda shows this failure, so that a replay needs a GPU" in note
+
+
+def test_what_was_only_seen_ends_as_the_bug_that_became_known_meanwhile(tmp_path: Path) -> None:
+    found = counterexample.signed("t", "unified", None, AttentionCase((Sequence(1, 40),)), WRONG)
+    known = KnownFailure(1, 0, found, "k", frozenset({"more than 16 keys"}))
+
+    class Interrupted(FakeWorker):
+        def answer(self, order: Order) -> Answer:
+            if any(tmp_path.rglob("saved/*/*.json")):
+                campaign._lives.known.add(known)
+                raise KeyboardInterrupt
+            return super().answer(order)
+
+    events: list[Event] = []
+    plan = Plan(Setup("fake"), 0, 1, 1, None, 300, tmp_path / "run", tmp_path / "saved")
+    campaign = Campaign(plan, events.append, Interrupted(SIMULATOR, shows(WRONG, lambda case: case.max_seq_len > 20)))
+    with pytest.raises(KeyboardInterrupt):
+        campaign.run()
+    (ended,) = [event for event in events if isinstance(event, FailureChanged) and event.done]
+    assert ended.same_as == "k"
+    assert not [*tmp_path.rglob("saved/*/*.json")]
