@@ -334,18 +334,35 @@ def _fits(tile: int, dtypes: DTypes) -> bool:
     return tile_allowed(tile, one_byte=one_byte_operands(dtypes))
 
 
-def pairs_first(keys: Sequence[CompileKey]) -> tuple[CompileKey, ...]:
+def plain_pairs(keys: Sequence[CompileKey]) -> tuple[CompileKey, ...]:
+    """Return, in their order, a key for each feature and each pair of features: of those with both the plainest one.
+
+    A mask and a path count as features. A target that refuses two features together refuses a key with both whatever
+    else it has. So what a run has of other pairs should not depend on keys with many features.
+    """
+    plainest: dict[tuple[str, ...], tuple[int, int]] = {}
+    for place, key in enumerate(keys):
+        usual = ("auto", CAUSAL.kind)
+        names = sorted({*key.features, *(name for name in (key.launch.path, key.mask) if name not in usual)})
+        for combination in (*combinations(names, 1), *combinations(names, 2)):
+            plainest[combination] = min(plainest.get(combination, (len(names), place)), (len(names), place))
+    return tuple(keys[place] for place in sorted({place for _, place in plainest.values()}))
+
+
+def pairs_first(keys: Sequence[CompileKey], after: Sequence[CompileKey] = ()) -> tuple[CompileKey, ...]:
     """Return keys in an order in which new pairs of values come early: each has most of those that none before it has.
 
-    Among keys with as many, the earlier ones come first. Greedy, with gains that are only computed again where they may
-    be the largest, because they never grow (Minoux 1978).
+    They come ``after`` others. Among keys with as many, the earlier ones come first. Greedy, with gains that are only
+    computed again where they may be the largest, because they never grow (Minoux 1978).
     """
     numbers: dict[ValueOfField, int] = {}  # of values, because their hashes take longer
-    values = [[numbers.setdefault(each, len(numbers)) for each in values_of_key(key).items()] for key in keys]
-    pairs = [frozenset(combinations(each, 2)) for each in values]
-    gains = [(-len(each), place) for place, each in enumerate(pairs)]
+    values = [
+        [numbers.setdefault(each, len(numbers)) for each in values_of_key(key).items()] for key in (*after, *keys)
+    ]
+    every = [frozenset(combinations(each, 2)) for each in values]
+    pairs, seen = every[len(after) :], set[object]().union(*every[: len(after)])
+    gains = [(-len(each - seen), place) for place, each in enumerate(pairs)]
     heapify(gains)
-    seen: set[object] = set()
     order = []
     while gains:
         gain, place = gains[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import count
+from itertools import combinations, count
 from random import Random
 
 import msgspec
@@ -13,6 +13,7 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.serving import serves
 from fuzz_attn.engine import schedule
@@ -29,6 +30,7 @@ from fuzz_attn.operations.attention.drawing import (
 from fuzz_attn.operations.operation import RoundSize
 from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.strategies.compile_keys import key_pool, value_pairs
+from fuzz_attn.targets.loading import load_target
 
 DOMAIN = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 
@@ -133,8 +135,26 @@ def test_shared_rounds_cover_pairs_of_values_early() -> None:
     order = [shared_round(DOMAIN, 7, number).key for number in range(len(pool))]
     shuffled = Random(1).sample(pool, len(pool))
     every = len(pairs_of(pool))
-    assert len(pairs_of(order[:100])) > 1.15 * len(pairs_of(shuffled[:100]))
+    # The first 64 are the plainest key of each pair of features.
+    assert len(pairs_of(order[:200])) > 1.15 * len(pairs_of(shuffled[:200]))
     assert len(pairs_of(order[: 3 * len(pool) // 4])) == every > len(pairs_of(shuffled[: 3 * len(pool) // 4]))
+
+
+@pytest.mark.parametrize("family", ["context", "unified"])
+def test_a_refused_pair_of_features_hides_no_other_for_long(family: Family) -> None:
+    """Keys with a refused pair of features never run, whatever else they have."""
+    domain = load_target(family).domain
+    early = [shared_round(domain, 7, number).key for number in range(90)]
+    for refused in feature_pairs(key_pool(domain)):
+        possible, seen = (
+            feature_pairs([key for key in keys if not {*refused} <= {*key.features}])
+            for keys in (key_pool(domain), early)
+        )
+        assert possible == seen
+
+
+def feature_pairs(keys: Sequence[CompileKey]) -> set[tuple[str, ...]]:
+    return {pair for key in keys for pair in combinations(sorted(key.features), 2)}
 
 
 def pairs_of(keys: Sequence[CompileKey]) -> set[object]:

@@ -19,7 +19,7 @@ from fuzz_attn.operations.operation import Drawing, ExcludesKey, RoundSize
 from fuzz_attn.operations.seeds import ALL_SHARDS, derived_seed
 from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.compile_keys import check_key, key_pool, pairs_first
+from fuzz_attn.strategies.compile_keys import check_key, key_pool, pairs_first, plain_pairs
 from fuzz_attn.strategies.free_sizes import with_free_sizes
 from fuzz_attn.strategies.kernel_variants import USUAL, KernelForm, form_of
 from fuzz_attn.strategies.memory_layouts import layout_pool
@@ -91,13 +91,16 @@ def shared_round(domain: Domain, campaign: int, number: int, covered: Collection
 def _order(domain: Domain, seed: int, covered: frozenset[int]) -> tuple[CompileKey, ...]:
     """Return all compile keys of a domain in a seeded order: pairs of values come early, ``covered`` keys last.
 
-    Those of served models come early too: one in ``SERVED`` until each model has had its turn, then one in
-    ``SERVED_LATER``.
+    Pairs of features come first, each in a key with few others, because a target may refuse some. Those of served
+    models come early too: one in ``SERVED`` until each model has had its turn, then one in ``SERVED_LATER``.
     """
     pool = key_pool(domain)
     shuffled = [pool[index] for index in Stream(seed, _KEYS).permutation(len(pool)).tolist()]
     last = tuple(key for key in shuffled if key.number in covered)
-    first = pairs_first([key for key in shuffled if key.number not in covered])
+    new = [key for key in shuffled if key.number not in covered]
+    plain = plain_pairs(new)
+    plain_keys = {*plain}
+    first = (*plain, *pairs_first([key for key in new if key not in plain_keys], plain))
     served = _each_model_first([place for place, key in enumerate(first) if serves(key)], first)
     others = iter([place for place, key in enumerate(first) if not serves(key)])
     models = len({(first[place].head_size, first[place].num_queries_per_kv) for place in served})
