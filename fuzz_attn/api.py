@@ -1,4 +1,4 @@
-"""The Python API. ``verify`` fuzzes a kernel and returns a report; ``fuzz`` makes a fuzz test for pytest.
+"""The Python API. ``verify`` fuzzes a kernel, ``fuzz`` makes a fuzz test; ``cases`` and ``check`` are for ``@given``.
 
     import fuzz_attn
 
@@ -26,7 +26,10 @@ from fuzz_attn.errors import FuzzAttnError, TargetError
 from fuzz_attn.operations.registry import FAMILIES
 
 if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
     from fuzz_attn.engine.listeners.results import RunReport
+    from fuzz_attn.given.kernel_judge import KernelJudge
 
 LARGEST_NUMBER: Final = 2**53
 LARGEST: Final = {"workers": 4096}
@@ -142,6 +145,75 @@ def verify(
     if report.stopped_by:
         signal.raise_signal(report.stopped_by)
     return report
+
+
+def check(
+    kernel: str | Callable[..., object],
+    case: Any,
+    relation: str | None = None,
+    *,
+    family: str | None = None,
+    binding: dict[str, Any] | None = None,
+    backend: str | None = None,
+    out: str | Path | None = None,
+) -> None:
+    """Judge one case on a kernel in this process, and raise :class:`fuzz_attn.KernelError` if the kernel is wrong.
+
+    ``kernel``, ``family``, ``binding``, ``backend`` and ``out`` are as for :func:`verify`. ``case`` is a value of
+    :func:`cases`, or the path of a saved failure. ``relation`` is the name of a metamorphic relation to check as well
+    (docs/properties.md). The kernel is loaded and calibrated at its first case. If it crashes, so does this process.
+
+    In a test with ``@given``, a case that the kernel refuses or does not promise is rejected, as by ``assume``, and
+    Hypothesis learns features (``event``) and how near the output is to its bound (``target``). Elsewhere such a
+    case raises :class:`fuzz_attn.errors.NotJudgedError`. What is shown to the user is explained and saved.
+    """
+    __tracebackhide__ = True
+    _check(target=kernel, family=family, binding=binding, backend=backend, out=out)
+    from fuzz_attn.engine.run_folder import counterexample_folder  # noqa: PLC0415 - loads msgspec, as below
+    from fuzz_attn.given.kernel_check import check_case  # noqa: PLC0415 - loads Hypothesis
+    from fuzz_attn.settings import load_settings  # noqa: PLC0415 - as above
+
+    out = load_settings().out if out is None else out
+    check_case(_judge(kernel, family, binding, backend), case, relation, counterexample_folder(out))
+
+
+def cases(
+    kernel: str | Callable[..., object],
+    *,
+    family: str | None = None,
+    binding: dict[str, Any] | None = None,
+    backend: str | None = None,
+    **chosen: Any,
+) -> SearchStrategy[Any]:
+    """Return a Hypothesis strategy of the cases that a kernel promises.
+
+    ``kernel``, ``family``, ``binding`` and ``backend`` are as for :func:`check`; a family names its built-in kernel.
+    Each further argument is a value of all cases, or a strategy of values:
+
+    - a feature (docs/targets.md), such as ``window``, ``softcap`` or ``alibi``: True, False, or a value that has it;
+    - ``head_size``, ``block_size``, ``num_kv_heads``, ``num_queries_per_kv``, ``value_size``, ``dtypes`` (a type of all
+      tensors), ``mask``, ``softmax_scale``, ``seed``;
+    - an upper bound: ``max_sequences``, ``max_query_len``, ``max_seq_len``.
+
+    The kernel is loaded when the strategy is used first; only then an unknown name, or a value that the kernel does not
+    promise, raises :class:`fuzz_attn.errors.DomainError`. Shrinks towards one token of one head without any feature.
+    """
+    _check(target=kernel, family=family, binding=binding, backend=backend)
+    from fuzz_attn.given.narrowed_cases import narrowed_cases  # noqa: PLC0415 - loads Hypothesis
+
+    return narrowed_cases(lambda: _judge(kernel, family, binding, backend), chosen)
+
+
+def _judge(
+    kernel: str | Callable[..., object], family: str | None, binding: dict[str, Any] | None, backend: str | None
+) -> KernelJudge:
+    """Return the judge of a kernel in this process."""
+    from fuzz_attn.binding.binding import binding_of  # noqa: PLC0415 - loads msgspec, as below
+    from fuzz_attn.given.kernel_judge import kernel_judge  # noqa: PLC0415 - as above
+    from fuzz_attn.settings import load_settings  # noqa: PLC0415 - as above
+
+    spec = kernel if isinstance(kernel, str) else spec_of(kernel)
+    return kernel_judge(spec, family, binding_of(binding), backend or load_settings().backend)
 
 
 _WORDS: Final = {"family": tuple(FAMILIES), "backend": BACKEND_NAMES}

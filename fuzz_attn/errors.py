@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
 
 class FuzzAttnError(Exception):
     """An error that the user can fix: the command line prints it in one line and exits with 2."""
@@ -77,6 +83,23 @@ class DeviceFullError(BackendError):
 
 class DomainError(FuzzAttnError):
     """A domain that allows nothing, or a case outside of a target's domain."""
+
+
+class KernelError(FuzzAttnError, AssertionError):
+    """A kernel that is wrong on the case of a test; raised by :func:`fuzz_attn.check`.
+
+    ``verdict`` is what is wrong, ``case`` the case, and ``path`` the saved file, None while Hypothesis still shrinks.
+    """
+
+    def __init__(self, message: str, verdict: Any, case: Any, path: Path | None) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+        self.case = case
+        self.path = path
+
+
+class NotJudgedError(FuzzAttnError):
+    """A case that a test cannot judge: the target refuses it, or does not promise it."""
 
 
 class SimulatorError(FuzzAttnError):

@@ -87,7 +87,7 @@ class Aspect(NamedTuple):
 
     ``refused`` says whether a target may refuse a case for it, under another name where it is a text; a ``growing`` one
     is a size that a target may limit. ``key`` is the field of the compile key that holds its value, and ``bounds`` that
-    of a domain which bounds it.
+    of a domain which bounds it. ``name`` is the argument of :func:`fuzz_attn.cases` that sets it.
 
     A ``feature`` needs the ``roles`` of a binding, of several sets one, and exists in some ``families``. One that
     ``identifies`` belongs to signatures of failures and to statistics. What is not ``published`` no published signature
@@ -115,6 +115,7 @@ class Aspect(NamedTuple):
     virtual: bool = False
     roles: tuple[str, ...] = ()
     line: str = ""
+    name: str = ""
 
     def present(self, case: CaseFields) -> bool:
         """Return whether a case is more than the simplest one here."""
@@ -404,7 +405,8 @@ ODDITIES: Final = (
     _feature("lse", "log-sum-exp as a second output", compiled=True, published=False, roles=("lse",),
              line="log-sum-exp"),
     _size("values of another size than keys", "heads.value_size", changes.with_value_size, tried=_VALUE_SIZES,
-          refused="value size", key="value_size", bounds="value_sizes", feature="head_size_v", published=False),
+          refused="value size", key="value_size", bounds="value_sizes", feature="head_size_v", published=False,
+          name="value_size"),
     # Caches of many gigabytes, of which only the pages of the case have memory: not for a target that copies them.
     _fields("pages far into the caches", "pages.first_block",
             feature="large_offsets", families=(*_BLOCKS, "mla_decode", "token_decode"), virtual=True,
@@ -459,7 +461,7 @@ ODDITIES: Final = (
           {"sequences": (Sequence(2, -1),)}, refused=True, feature="fewer_keys", families=("varlen",),
           published=False),
     Aspect("mask", lambda case: case.mask.kind, _with_kind, CAUSAL.kind, refused="masks of the kind", trait=False,
-           key="mask"),
+           key="mask", name="mask"),
     Aspect("path", _launch_of, _with_launch, LaunchHints(), refused=True, trait=False, key="launch"),
     _when("2D path", lambda case: case.launch.path == "2d", {"launch.path": "auto"}),
     _when("3D path", lambda case: case.launch.path == "3d", {"launch.path": "auto", "launch.num_segments": 0},
@@ -488,13 +490,13 @@ ODDITIES: Final = (
     _fields("equal weights in most heads", "equal_heads"),
     _fields("marked keys", "key_marks"),
     _when("unusual softmax scale", _has_unusual_scale, changes.with_usual_scale,
-          refused="a softmax scale other than head_size**-0.5"),
+          refused="a softmax scale other than head_size**-0.5", name="softmax_scale"),
     _when("a bias of another shape than the longest query",
           lambda case: case.qq_bias is not None and bool(case.qq_bias.extra_rows or case.qq_bias.extra_columns),
           {"qq_bias": QQBiasRecipe()}, refused=True, trait=False),
     Aspect("type of sinks", lambda case: case.sinks.dtype if case.sinks else "float32",
            lambda case, dtype: replace(case, sinks=SinkRecipe(dtype=dtype)), "float32", refused=True, trait=False),
-    _fields("seed", "seed", tried=(0,), trait=False),
+    _fields("seed", "seed", tried=(0,), trait=False, name="seed"),
 )  # fmt: skip
 """Features and oddities, in the order in which a report names them."""
 
@@ -502,25 +504,30 @@ KINDS: Final = (
     _when("bfloat16", lambda case: "bfloat16" in (case.dtypes.q, case.dtypes.out),
           changes.with_type("float16", "bfloat16")),
     _when("16-bit types", _uses("float16", "bfloat16"), changes.with_type("float32", "float16", "bfloat16")),
-    _size("several KV heads", "heads.num_kv_heads", tried=(1, 2, 3, 4), refused="KV heads", growing=True),
+    _size("several KV heads", "heads.num_kv_heads", tried=(1, 2, 3, 4), refused="KV heads", growing=True,
+          name="num_kv_heads"),
     _length("sequences", lambda case: len(case.sequences), changes.with_sequences,
-            above="more than {} sequences", levels=(1, 4, 16), refused=True, growing=True),
+            above="more than {} sequences", levels=(1, 4, 16), refused=True, growing=True, name="max_sequences"),
     _length("query tokens of a sequence", lambda case: case.max_query_len, changes.with_query_tokens,
-            above="more than {} query tokens", levels=(1, 16), refused=True, growing=True),
+            above="more than {} query tokens", levels=(1, 16), refused=True, growing=True, name="max_query_len"),
     _length("keys of a sequence", lambda case: case.max_seq_len, changes.with_keys,
-            above="more than {} keys", levels=(1, 4, 16, 64, 256, 1024), refused=True, growing=True),
+            above="more than {} keys", levels=(1, 4, 16, 64, 256, 1024), refused=True, growing=True,
+            name="max_seq_len"),
     _length("pages of a sequence", _pages_of_a_sequence, changes.with_one_page,
             above="more than {} pages", levels=(1,)),
     _size("grouped heads", "heads.num_queries_per_kv", tried=_GROUPS, refused="query heads for each KV head",
           above="more than {} query heads for each KV head", levels=(16,),
-          key="num_queries_per_kv", bounds="group_sizes"),
+          key="num_queries_per_kv", bounds="group_sizes", name="num_queries_per_kv"),
     _size("head size", "heads.head_size", with_head_size, tried=_SIZES, refused=True,
-          above="heads larger than {}", levels=(64, 128), key="head_size", bounds="head_sizes", trait=False),
+          above="heads larger than {}", levels=(64, 128), key="head_size", bounds="head_sizes", trait=False,
+          name="head_size"),
     *_block_traits("head", attrgetter("heads.head_size"), with_head_size),
     _size("page size", "pages.block_size", tried=_SIZES, also=changes.with_page_size, refused=True,
-          above="pages larger than {}", levels=(64,), key="block_size", bounds="block_sizes", trait=False),
+          above="pages larger than {}", levels=(64,), key="block_size", bounds="block_sizes", trait=False,
+          name="block_size"),
     *_block_traits("page", _page_size, changes.with_block_size),
-    Aspect("type", lambda case: case.dtypes, changes.with_dtypes, DTypes(), refused=True, trait=False, key="dtypes"),
+    Aspect("type", lambda case: case.dtypes, changes.with_dtypes, DTypes(), refused=True, trait=False, key="dtypes",
+           name="dtypes"),
 )  # fmt: skip
 """Types, batch, heads and pages."""
 

@@ -43,8 +43,8 @@ def shortest(number: float) -> str:
     return short if float(short) == number else repr(number)
 
 
-class Plain(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Frozen, hashable data that refuses unknown fields. JSON leaves out defaults, so files stay short.
+class Plain(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, repr_omit_defaults=True):
+    """Frozen, hashable data that refuses unknown fields. JSON and ``repr`` leave out defaults, so they stay short.
 
     Equal values have equal JSON: -0.0 where the default is 0.0 becomes the default, and so does 1 for 1.0.
     """

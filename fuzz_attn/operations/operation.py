@@ -272,6 +272,12 @@ class Operation(ABC):
         """Return the dtype of each tensor of a case."""
         return ()
 
+    @property
+    def arguments(self) -> dict[str, Aspect]:
+        """The aspects that a caller may choose by name: all features, and what has a name."""
+        aspects = (*self.aspects.oddities, *self.aspects.kinds, *self.aspects.nuances)
+        return {**self.features, **{aspect.name: aspect for aspect in aspects if aspect.name}}
+
     # Smaller cases
 
     @abstractmethod
@@ -348,6 +354,13 @@ class Operation(ABC):
         covered: Collection[int] = (),
     ) -> Drawing:
         """Return what a round draws: few compile keys, none that ``excludes``, and ``covered`` ones last."""
+
+    @abstractmethod
+    def strategy(self, domain: Any, wanted: Mapping[str, Any]) -> SearchStrategy[Any]:
+        """Return a strategy of all cases of a domain, which Hypothesis shrinks.
+
+        Their compile keys have the values that are ``wanted`` by name, as far as keys of the domain can have them.
+        """
 
     @abstractmethod
     def shared_round(self, domain: Any, campaign: int, number: int, covered: Collection[int] = ()) -> SharedRound:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fuzz_attn.case.families import Family
 
 ENTRY_POINT_GROUP: Final = "fuzz_attn.targets"
+_MODULE_OF_FILE: Final = "fuzz_attn_target_{}"
+"""The name of a module that was imported from a target's file."""
 
 
 def load_target(spec: str, family: str | None = None, binding: Binding | None = None) -> Target:
@@ -163,7 +165,10 @@ def _module_of_file(path: Path) -> ModuleType:
     """Return the module of a file; it can import files beside it, as when Python runs it as a script."""
     if not path.is_file():
         raise TargetError(f"target file {str(path)!r} does not exist")
-    specification = importlib.util.spec_from_file_location(f"fuzz_attn_target_{path.stem}", path.resolve())
+    imported = _imported(path.resolve())
+    if imported is not None:
+        return imported
+    specification = importlib.util.spec_from_file_location(_MODULE_OF_FILE.format(path.stem), path.resolve())
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
@@ -171,6 +176,16 @@ def _module_of_file(path: Path) -> ModuleType:
     sys.path.append(str(path.resolve().parent))
     specification.loader.exec_module(module)
     return module
+
+
+def _imported(path: Path) -> ModuleType | None:
+    """Return the module of a file that this process has imported by another way than this one.
+
+    So a test judges the kernel that it has itself imported, or defines.
+    """
+    own = _MODULE_OF_FILE.format("")
+    places = ((name, vars(module).get("__file__")) for name, module in [*sys.modules.items()] if module is not None)
+    return next((sys.modules[name] for name, file in places if file == str(path) and not name.startswith(own)), None)
 
 
 def _attribute(module: ModuleType, attribute: str, spec: str, instance: dict[str, Constant] | None = None) -> object:

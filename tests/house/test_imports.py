@@ -35,6 +35,7 @@ LAYERS: Final = (
     ("report", "export"),
     ("mutation", "ledger"),
     ("settings",),
+    ("given",),
     ("api",),
     ("pytest_plugin",),
     ("cli",),

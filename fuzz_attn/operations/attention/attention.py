@@ -42,6 +42,8 @@ from fuzz_attn.operations.operation import (
 from fuzz_attn.properties.relations import RELATIONS, chosen_relation, has_second_case, second_case
 
 if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.binding.binding import Binding
     from fuzz_attn.case.not_drawn import NotDrawn
@@ -247,6 +249,12 @@ class Attention(Operation):
         from fuzz_attn.operations.attention.drawing import drawing_of_round  # noqa: PLC0415 - imports Hypothesis
 
         return drawing_of_round(domain, round_seed, size, excludes, covered)
+
+    def strategy(self, domain: Domain, wanted: Mapping[str, Any]) -> SearchStrategy[AttentionCase]:
+        """Return a strategy of all cases of a domain, with some values of their compile keys."""
+        from fuzz_attn.operations.attention.drawing import cases_of  # noqa: PLC0415 - imports Hypothesis
+
+        return cases_of(domain, wanted)
 
     def shared_round(self, domain: Domain, campaign: int, number: int, covered: Collection[int] = ()) -> SharedRound:
         """Return a round that the shards of a campaign can share."""

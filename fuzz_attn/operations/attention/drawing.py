@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from random import Random
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hypothesis.errors import InvalidArgument
+from hypothesis.strategies import SearchStrategy
 
+from fuzz_attn.case.aspects import COMPILED_FEATURES, MASK_FEATURES
+from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Strides
@@ -35,6 +38,9 @@ SERVED_LATER: Final = 10
 
 FREED: Final = 5
 """One key of this many others in a round has sizes from anywhere in the domain; they differ from round to round."""
+
+_OF_KEYS: Final = frozenset(("fp8_q", "fp8_kv", "fp8_out")).union(COMPILED_FEATURES, *MASK_FEATURES.values())
+"""The features that a compile key decides."""
 
 _KEYS: Final = 31
 _LAYOUTS: Final = 32
@@ -65,6 +71,21 @@ class SharedRound(NamedTuple):
     def narrow(self, domain: Domain) -> SharedRound:
         """Return the round with few windows and widths of block tables, for a target that is compiled for each."""
         return self._replace(form=self.form.narrow(self.key, domain, self.sample))
+
+
+def cases_of(domain: Domain, wanted: Mapping[str, Any]) -> SearchStrategy[AttentionCase]:
+    """Return a strategy of all cases of a domain, of keys that have the wanted values where there are such keys."""
+    keys = key_pool(domain)
+    for name, value in wanted.items():
+        keys = tuple(key for key in keys if _has(key, name, value)) or keys
+    return cases(domain, keys=keys)
+
+
+def _has(key: CompileKey, name: str, value: Any) -> bool:
+    """Return whether cases of a key have a value; of most a key says nothing."""
+    if name in _OF_KEYS:
+        return (name in key.features) == bool(value)
+    return bool(getattr(key, name, value) == value)
 
 
 def shared_round(domain: Domain, campaign: int, number: int, covered: Collection[int] = ()) -> SharedRound:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, Self
 
 from msgspec import Struct
@@ -61,7 +62,8 @@ class Fields:
         """Return an aspect whose value is that of a field; the shrinker tries some values."""
         set_value = partial(_with, name=name)
         smaller = tuple(partial(set_value, value=each) for each in tried)
-        return Aspect(words, lambda case: getattr(case, name), set_value, self._default(name), smaller=smaller, **more)
+        value = attrgetter(name)
+        return Aspect(words, value, set_value, self._default(name), smaller=smaller, name=name, **more)
 
     def flag(self, words: str, name: str, form: Any = True) -> Aspect:
         """Return a feature that a case has where a field differs from its default; ``form`` is the simplest value."""

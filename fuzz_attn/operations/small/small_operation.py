@@ -66,6 +66,12 @@ class SmallOperation(Operation):
         keys = small_draws.keys_of_round(self.pool(domain), round_seed, size.keys, excludes, covered)
         return small_draws.drawing_of(self.cases(domain, keys), self.relations)
 
+    def strategy(self, domain: Any, wanted: Mapping[str, Any]) -> SearchStrategy[Any]:
+        """Return a strategy of all cases of a domain, with some values of their compile keys."""
+        pool = self.pool(domain)
+        keys = (key for key in pool if all(getattr(key, name, value) == value for name, value in wanted.items()))
+        return self.cases(domain, tuple(keys) or pool)
+
     def shared_round(self, domain: Any, campaign: int, number: int, covered: Collection[int] = ()) -> SharedRound:
         """Return a round that the shards of a campaign can share."""
         from fuzz_attn.operations.small.small_draws import shared_round  # noqa: PLC0415 - imports Hypothesis
