@@ -18,10 +18,13 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final
 
 from fuzz_attn.backends import BACKEND_NAMES
+from fuzz_attn.binding.signature import DECORATED
 from fuzz_attn.errors import FuzzAttnError, TargetError
 from fuzz_attn.operations.registry import FAMILIES
 
@@ -44,34 +47,50 @@ IN_WORKER: Final = "FUZZ_ATTN_WORKER"
 
 
 def fuzz(
-    target: str | Callable[..., object],
+    target: str | Callable[..., object] | EllipsisType = ...,
     *,
     family: str | None = None,
     binding: dict[str, Any] | None = None,
     backend: str | None = None,
     max_time: float | None = None,
     max_cases: int | None = None,
-) -> Callable[..., None]:
-    """Return a pytest test that fuzzes a target.
+) -> Callable[..., Any]:
+    """Return a pytest test that fuzzes a target; without a target, a decorator that makes one of a function.
 
     ``target`` is a value of ``fuzz-attn run --target``, or a function that its module defines by name. ``family`` None
     is the family that fits the signature; ``binding`` says how the target is called, as a binding file does (see
     docs/bindings.md); ``backend`` None is ``auto``. ``max_time`` (seconds) and ``max_cases`` limit the whole test, all
     shards together. The options of pytest's command line (``--fuzz-max-time`` and so on) replace these arguments.
+
+        @fuzz_attn.fuzz(max_time=20)
+        def test_attention(q, k, v, out, ...):
+            kernel[grid](...)
+
+    Such a test can still be called as the function.
     """
     import pytest  # noqa: PLC0415 - programs that only call verify need no pytest
 
-    _check(target=target, family=family, binding=binding, backend=backend, max_time=max_time, max_cases=max_cases)
-    spec = target if isinstance(target, str) else spec_of(target)
+    options: dict[str, Any] = {"family": family, "binding": binding, "backend": backend}
+    options |= {"max_time": max_time, "max_cases": max_cases}
+    if isinstance(target, EllipsisType):
+        _check(**options)
+        return partial(fuzz, **options)
+    _check(target=target, **options)
+    function = target if callable(target) and _is_being_defined(target) else None
+    spec = target if isinstance(target, str) else _spec(target) if function is not None else spec_of(target)
 
     @pytest.mark.usefixtures(SHARD)
-    @pytest.mark.fuzz_attn(
-        target=spec, family=family, binding=binding, backend=backend, max_time=max_time, max_cases=max_cases
-    )
-    def test(*_: object) -> None:  # a method of a test class gets the instance, so it names no argument
+    @pytest.mark.fuzz_attn(target=spec, **options)
+    def test(*given: object, **named: object) -> object:  # a method of a test class gets the instance
+        if function is not None and (given or named):
+            return function(*given, **named)
         raise FuzzAttnError("a test of fuzz_attn.fuzz is called by pytest, with the plugin of fuzz_attn")
 
     setattr(test, CALLED_BY_PLUGIN, True)
+    if function is not None:
+        setattr(test, DECORATED, function)
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):  # not its parameters: they are no fixtures
+            setattr(test, name, getattr(function, name))
     return test
 
 
@@ -288,8 +307,21 @@ def spec_of(function: Callable[..., object]) -> str:
             f"target={function!r} must be a function that its file holds under its own name, so that a worker can "
             "import it; or name it as 'path.py:function'"
         )
-    path = Path(source).resolve()
-    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{name}"
+    return _spec(function)
+
+
+def _spec(function: Callable[..., object]) -> str:
+    call: Any = function
+    path = Path(sys.modules[call.__module__].__file__ or "").resolve()
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{call.__qualname__}"
+
+
+def _is_being_defined(function: Callable[..., object]) -> bool:
+    """Return whether a function is decorated: its file, or a class there, does not hold its name yet."""
+    call: Any = function
+    name, module = getattr(call, "__qualname__", ""), sys.modules.get(getattr(call, "__module__", ""))
+    is_named = bool(name) and all(map(str.isidentifier, name.split(".")))
+    return is_named and getattr(module, "__file__", None) is not None and _attribute(module, name) is None
 
 
 def _attribute(module: object, name: str) -> object:

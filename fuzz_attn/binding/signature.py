@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from fuzz_attn.errors import TargetError
 
 Names: TypeAlias = frozenset[str]
+DECORATED: Final = "decorated_by_fuzz_attn"
+"""The attribute of a test that holds the function which ``fuzz_attn.fuzz`` decorates, and which the test fuzzes."""
 
 
 @dataclass(frozen=True)

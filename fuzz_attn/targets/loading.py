@@ -8,13 +8,13 @@ import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Final, cast
 
 from fuzz_attn.binding.binding import Binding, Constant, python_value
 from fuzz_attn.binding.matching import match_of
 from fuzz_attn.binding.promises import declared, domain_of, stated_features
-from fuzz_attn.binding.signature import signature_of
+from fuzz_attn.binding.signature import DECORATED, signature_of
 from fuzz_attn.errors import BindingError, DomainError, FuzzAttnError, TargetError
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
 from fuzz_attn.targets.process_state import restored_process_state
@@ -198,7 +198,7 @@ def _attribute(module: ModuleType, attribute: str, spec: str, instance: dict[str
             found = getattr(found, part)
         except AttributeError as error:
             raise TargetError(f"target={spec!r}: {module.__name__} has no {part!r}") from error
-    return found
+    return getattr(found, DECORATED, found) if isinstance(found, FunctionType) else found
 
 
 def _instance(made: type, arguments: dict[str, Constant], spec: str) -> object:
