@@ -60,13 +60,14 @@ def fuzz(
     ``target`` is a value of ``fuzz-attn run --target``, or a function that its module defines by name. ``family`` None
     is the family that fits the signature; ``binding`` says how the target is called, as a binding file does (see
     docs/bindings.md); ``backend`` None is ``auto``. ``max_time`` (seconds) and ``max_cases`` limit the whole test, all
-    shards together. The options of pytest's command line (``--fuzz-max-time`` and so on) replace these arguments.
+    shards together. The options of pytest's command line (``--fuzz-max-time`` and so on) replace these arguments. As a
+    decorator::
 
         @fuzz_attn.fuzz(max_time=20)
         def test_attention(q, k, v, out, ...):
             kernel[grid](...)
 
-    Such a test can still be called as the function.
+    A decorated function can still be called.
     """
     import pytest  # noqa: PLC0415 - programs that only call verify need no pytest
 

@@ -164,7 +164,10 @@ def _failure(plan: Plan) -> str:
     texts = [plain_text(each.counterexample, Path(each.path) if each.path else None) for each in found if each.followed]
     only_seen = [safe(f"{NOT_FOLLOWED}: {each.kind}: {each.message}") for each in found if not each.followed]
     problems = map(safe, [failed] if failed else report.problems)
-    return "\n\n".join((*texts, *only_seen, *problems))
+    verdicts = (each.counterexample.verdict for each in found if each.followed)
+    # The first line is all that a short summary shows.
+    causes = [safe(verdict.explanation or f"{verdict.what}: {verdict.message}") for verdict in verdicts]
+    return "\n\n".join((*(["; ".join(causes)] if causes else []), *texts, *only_seen, *problems))
 
 
 def plan_of(request: pytest.FixtureRequest) -> Plan:

@@ -113,7 +113,8 @@ def test_options_replace_arguments(folder: Path) -> None:
 def test_failure_is_printed_with_a_command_that_replays_it(folder: Path) -> None:
     done = call_pytest(folder, TWO_LINES.replace("unified_attention", "last_row_unwritten"))
     assert done.returncode == 1
-    output = done.stdout
+    assert "FAILED test_attention.py::test_attention[shard0] - Failed: unwritten: " in done.stdout
+    output = done.stdout[done.stdout.index("FAILED attention.py") :]
     parts = ["FAILED attention.py:last_row_unwritten on ", "oracle (unwritten): ", " never written"]
     parts += ["The case\n", "sequence 0 ", "Worst elements\n", "expected", "Replay it\n"]
     assert sorted(parts, key=output.index) == parts

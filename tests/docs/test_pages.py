@@ -65,7 +65,19 @@ def test_command_line_page_has_every_command_and_option(built: Path) -> None:
 
 def test_api_page_has_the_public_names(built: Path) -> None:
     text = text_of(built / "docs" / "api.html")
-    for name in ("verify", "fuzz", "FuzzAttnError", "RunReport", "Target", "Domain", "RoundingModel", "Binding"):
+    for name in (
+        "verify",
+        "fuzz",
+        "check",
+        "cases",
+        "KernelError",
+        "FuzzAttnError",
+        "RunReport",
+        "Target",
+        "Domain",
+        "RoundingModel",
+        "Binding",
+    ):
         assert name in text
     assert "Fuzz a target in worker processes and return what was found" in text
 

@@ -12,6 +12,7 @@ import pytest
 from fuzz_attn import fuzz, verify
 from fuzz_attn.api import MARKER, spec_of
 from fuzz_attn.errors import FuzzAttnError, TargetError
+from fuzz_attn.targets.loading import object_named
 
 
 def at_the_top() -> None: ...
@@ -117,3 +118,35 @@ def test_a_wrong_argument_is_one_error(
 def test_a_fuzz_test_without_the_plugin_does_not_pass() -> None:
     with pytest.raises(FuzzAttnError, match="is called by pytest, with the plugin of fuzz_attn"):
         fuzz(at_the_top)()
+
+
+@fuzz(max_cases=3)
+def with_options(q: int, out: int = 0) -> int:
+    """Attend."""
+    return q + out
+
+
+class Decorated:
+    """Holds a decorated function."""
+
+    @fuzz
+    @staticmethod
+    def without_options(q: int) -> int:
+        return q
+
+
+@pytest.mark.parametrize(
+    ("test", "name", "max_cases"),
+    [(with_options, "with_options", 3), (Decorated.without_options, "Decorated.without_options", None)],
+)
+def test_fuzz_decorates_a_function(test: Callable[..., Any], name: str, max_cases: int | None) -> None:
+    (mark,) = (each for each in test.pytestmark if each.name == MARKER)  # type: ignore[attr-defined] # pytest's
+    assert mark.kwargs["target"].endswith(f"test_fuzz_function.py:{name}")
+    assert mark.kwargs["max_cases"] == max_cases
+    assert test(q=3) == 3
+    fuzzed = object_named(mark.kwargs["target"])
+    assert fuzzed is not test
+    assert next(iter(inspect.signature(fuzzed).parameters)) == "q", "the function itself, for a worker"  # type: ignore[arg-type]
+    assert spec_of(test) == mark.kwargs["target"]
+    with pytest.raises(FuzzAttnError, match="is called by pytest"):
+        test()
