@@ -120,10 +120,19 @@ def _error(judge: KernelJudge, order: Order, verdict: Verdict, folder: Path) -> 
     kind = _kind_of_error(verdict.site)
     if not is_final():
         return kind(_reason(verdict), verdict, order.case, None)
-    verdict = in_words(judge.judge, order, explained(judge.judge, order, verdict))
+    verdict = _with_cause(judge, order, verdict)
     found = _found(judge, order, verdict)
     path = _saved(found, folder / judge.ready.slug)
     return kind(_text(found, path), verdict, order.case, path)
+
+
+def _with_cause(judge: KernelJudge, order: Order, verdict: Verdict) -> Verdict:
+    """Return a failure with its cause; it counts without one too, whatever the further launches lead to."""
+    try:
+        return in_words(judge.judge, order, explained(judge.judge, order, verdict))
+    except Exception as error:  # noqa: BLE001 - the launches are of other numbers, which nothing has judged
+        hint = f"Looking for the cause ended with {type(error).__name__}: {error}. {verdict.hint}"
+        return msgspec.structs.replace(verdict, hint=hint.strip())
 
 
 @cache
