@@ -21,7 +21,7 @@ author = "the authors of fuzz_attn"
 release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
 root_doc = "docs/index"
-include_patterns = ["[A-Z]*.md", "docs/*.md", "reports/findings/*.md", "tests/README.md"]
+include_patterns = ["[A-Z]*.md", "docs/*.md", "examples/*.md", "reports/findings/*.md", "tests/README.md"]
 exclude_patterns = [".*", "build", "dist", "fuzz_attn", "kernels", "strategies", "reports/runs"]
 smartquotes = False  # they would make one dash of the two of an option
 
