@@ -55,6 +55,13 @@ def test_the_tutorial_explains_the_bug_and_mends_it() -> None:
     assert "\nNo failure in 31 cases of my_attention.py:my_attention" in page
 
 
+def test_the_page_of_failures_quotes_the_picture_of_the_tutorial(walkthrough: ModuleType) -> None:
+    picture = " ".join(walkthrough.words_of((DOCS / "tutorial-failure.svg").read_text(encoding="utf-8")))
+    quoted = re.findall(r"^\| `((?:oracle|Why).*?)(?: \.\.\.)?` \|", (DOCS / "failures.md").read_text(), re.MULTILINE)
+    assert len(quoted) == 2
+    assert [words for words in quoted if words not in picture] == []
+
+
 def test_each_example_does_what_its_page_says() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     right, wrong, foreign = re.findall(r"^(?:No failure|1 failure) in 60 cases .*\n.*\n", page, re.MULTILINE)
