@@ -132,8 +132,8 @@ docs: $(STAMP) ## make the pages of docs/ into build/docs; a warning is an error
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs $(ARGS)
 	echo "open $(CURDIR)/build/docs/index.html"
 
-walk: $(STAMP) ## walk through the tutorial and the examples, and write what is printed into their pages
-	@$(BIN)/python tests/docs/walkthrough.py
+walk: $(STAMP) ## walk through the tutorial and the examples, and write what is printed into their pages; the report: ARGS=--screenshots
+	@$(BIN)/python tests/docs/walkthrough.py $(ARGS)
 
 wheel: $(STAMP) ## build the source distribution and the wheel into dist/
 	@$(BIN)/python -m build --no-isolation > $(VENV)/wheel.log 2>&1 || { cat $(VENV)/wheel.log; exit 1; }

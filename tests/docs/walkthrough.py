@@ -1,7 +1,7 @@
 """A walk through the pages that show what commands print: each command runs, and its output goes into the page.
 
-``make walk`` writes the texts and pictures of ``PAGES``, and the pictures of docs/report.md; a test walks again and
-compares. Of a page, in its order, the walk takes
+``make walk`` writes the texts and pictures of ``PAGES``, with ``ARGS=--screenshots`` also those of docs/report.md. A
+test walks again and compares. Of a page, in its order, the walk takes
 
 - Python behind "save this as `NAME`": a file of the reader's folder,
 - a ``diff`` of one line: the change of that file,
@@ -14,6 +14,7 @@ The files of examples/ are in that folder too.
 
 from __future__ import annotations
 
+import argparse
 import html
 import os
 import re
@@ -158,13 +159,17 @@ def photograph(folder: Path) -> None:
 
 
 def main() -> None:
-    """Write all pages and pictures, each from a folder and caches that are empty at first."""
+    """Write all pages and their pictures, each from a folder and caches that are empty at first."""
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--screenshots", action="store_true", help="make the pictures of docs/report.md too")
+    screenshots: bool = arguments.parse_args().screenshots
     for name in PAGES:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["FUZZ_ATTN_CACHE"] = f"{folder}/.cache"
             write_page(name, Path(folder))
-    with tempfile.TemporaryDirectory() as folder:
-        photograph(Path(folder))
+    if screenshots:
+        with tempfile.TemporaryDirectory() as folder:
+            photograph(Path(folder))
 
 
 if __name__ == "__main__":
