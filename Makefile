@@ -30,7 +30,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help fuzz replay ledger explanations operations evidence history launchers nightly test time-to-bug drills states faults gpu conformance bench coverage lint format docs wheel hooks clean
+.PHONY: help fuzz replay ledger explanations operations evidence history launchers nightly test time-to-bug drills states faults gpu conformance bench coverage lint format docs walk wheel hooks clean
 
 # Compiled files are kept, which `make clean` removes: the tests start hundreds of processes, and each would compile this
 # package again, and pytest every test in every worker.
@@ -132,6 +132,9 @@ docs: $(STAMP) ## make the pages of docs/ into build/docs; a warning is an error
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs $(ARGS)
 	echo "open $(CURDIR)/build/docs/index.html"
 
+walk: $(STAMP) ## walk through the tutorial and the examples, and write what is printed into their pages; the report: ARGS=--screenshots
+	@$(BIN)/python tests/docs/walkthrough.py $(ARGS)
+
 wheel: $(STAMP) ## build the source distribution and the wheel into dist/
 	@$(BIN)/python -m build --no-isolation > $(VENV)/wheel.log 2>&1 || { cat $(VENV)/wheel.log; exit 1; }
 	ls dist/*
@@ -141,7 +144,7 @@ hooks: $(STAMP) ## make git run `make lint` before each commit
 
 clean: ## remove the environment, the caches and the builds; reports and counterexamples stay
 	@rm -rf $(VENV) .venv-triton-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
-	find fuzz_attn/ kernels/ strategies/ tests/ -name __pycache__ -prune -exec rm -rf {} +
+	find examples/ fuzz_attn/ kernels/ strategies/ tests/ -name __pycache__ -prune -exec rm -rf {} +
 
 # A second make waits for the lock and then finds the work done. -qq hides warnings of pip, not its errors.
 $(STAMP): $(INPUTS)

@@ -14,14 +14,15 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
 SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n)*)", re.MULTILINE)
-LINK = re.compile(r"^- \[(.*?)\]\(([\w./-]+)\.md\)", re.MULTILINE)
+ITEM = re.compile(r"^- .*\n(?:  .*\n)*", re.MULTILINE)
+LINK = re.compile(r"\[(.*?)\]\(([\w./-]+)\.md\)")
 
 project = "fuzz_attn"
 author = "the authors of fuzz_attn"
 release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
 root_doc = "docs/index"
-include_patterns = ["[A-Z]*.md", "docs/*.md", "reports/findings/*.md", "tests/README.md"]
+include_patterns = ["[A-Z]*.md", "docs/*.md", "examples/*.md", "reports/findings/*.md", "tests/README.md"]
 exclude_patterns = [".*", "build", "dist", "fuzz_attn", "kernels", "strategies", "reports/runs"]
 smartquotes = False  # they would make one dash of the two of an option
 
@@ -55,7 +56,8 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
     """Add hidden tables of contents to the index, whose lists of links GitHub shows too, and to the defects found."""
     if page == app.config.root_doc:
         for caption, text in SECTION.findall(source[0]):
-            pages = [f"{name} <{place}>" for name, place in LINK.findall(text)]
+            links = LINK.findall("".join(ITEM.findall(text)))
+            pages = [f"{name[0].upper()}{name[1:]} <{place}>" for name, place in links]
             source[0] += hidden_contents(pages, f":caption: {caption}")
     if page == FINDINGS:
         source[0] += hidden_contents(["*"], ":glob:")

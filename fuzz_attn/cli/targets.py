@@ -81,7 +81,8 @@ def _read_of(worker: IsolatedWorker) -> tuple[str, ...]:
 def print_binding(ready: Ready, printer: Console, read: tuple[str, ...] = ()) -> None:
     """Print the binding of a target that is ready, and what was ``read`` of its roundings."""
     words, operation = FAMILIES[ready.family], operation_of(ready.domain)
-    table = Table(title=f"{ready.target}: {words} (family {ready.family})", title_justify="left", box=None)
+    show(printer, f"{ready.target}: {words} (family {ready.family})")
+    table = Table(box=None)
     for heading in ("parameter", "role", "why"):
         table.add_column(heading, overflow="fold")
     for row in operation.parameters_of(ready.binding, ready.reasons):

@@ -105,6 +105,19 @@ def _numbers(rows: list[Row]) -> list[int]:
     ]
 
 
+def open_bugs_in_markdown(table: Table, pages: str) -> str:
+    """Return the table of docs/index.md: the confirmed defects of the newest versions, with links below ``pages``."""
+    confirmed = [row for row in table.rows.values() if row.confirmed]
+    newest = [row for row in confirmed if word_of(row, list(row.versions)[-1]) == "FAILED"]
+    versions = " and ".join(sorted({f"{table.launcher(row).package} {row.newest_failed}" for row in newest}))
+    lines = [f"Of {len(confirmed)} confirmed bugs in published kernels, {versions} has {len(newest)}:", ""]
+    lines += [_markdown(("bug", "launcher", "known upstream")), _markdown(["---"] * 3)]
+    for row in newest:
+        bug = f"[{row.title}]({pages}/{page_name(table, row)})"
+        lines.append(_markdown((bug, f"`{table.launcher(row).function}`", row.reference or "no")))
+    return "\n".join(lines) + "\n"
+
+
 def words_in_markdown(table: Table) -> str:
     """Return the table of docs/explain.md: for each row what `explain` must say."""
     lines = [_markdown(("row", "reason", "words")), _markdown(["---"] * 3)]

@@ -55,6 +55,12 @@ def test_every_page_is_made_and_is_in_the_contents(built: Path) -> None:
     assert 'url=docs/index.html"' in (built / "index.html").read_text(encoding="utf-8")
 
 
+def test_first_page_has_the_lines_of_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"^    from fuzz_attn import fuzz\n(?:    .*\n|\n)+", readme, re.MULTILINE)
+    assert lines.strip() in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
 def test_command_line_page_has_every_command_and_option(built: Path) -> None:
     text = text_of(built / "docs" / "cli.html")
     for name, command in main.commands.items():

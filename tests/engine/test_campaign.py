@@ -277,7 +277,8 @@ def test_the_time_limit_holds_while_shrinking(fake: Fake, clock: Clock) -> None:
     assert outcome.path is not None
     assert outcome.path.exists()
     assert outcome.statistics.shrinking > 0
-    assert 7.0 <= outcome.statistics.seconds <= 7.0 + GRACE_SECONDS + 0.2
+    # The launch that was going on may end; the grace is for a failure that shows late, to be confirmed.
+    assert 7.0 <= outcome.statistics.seconds <= 7.0 + 0.2
 
 
 def test_the_search_leaves_time_to_follow_what_a_last_case_shows(fake: Fake, clock: Clock) -> None:

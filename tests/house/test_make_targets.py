@@ -14,7 +14,8 @@ import pytest
 from fuzz_attn.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md", "reports/README.md")
+FOLDERS = ("tests", "reports", "examples")
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *(f"{name}/README.md" for name in FOLDERS))
 DOCUMENTS = (*PAGES, *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
 TARGETS = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)

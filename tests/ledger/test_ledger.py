@@ -22,7 +22,7 @@ from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.errors import LedgerError
 from fuzz_attn.ledger import replaying
 from fuzz_attn.ledger.defects import OWN, TABLE, load_table
-from fuzz_attn.ledger.summaries import counts_in_markdown, page_name, word_of, words_in_markdown
+from fuzz_attn.ledger.summaries import counts_in_markdown, open_bugs_in_markdown, page_name, word_of, words_in_markdown
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.published.wheel import Wheel
 
@@ -286,6 +286,13 @@ def test_the_first_table_of_the_readme_is_the_summary() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     first = text[text.index("\n|") + 1 :].partition("\n\n")[0] + "\n"
     assert first == counts_in_markdown(OWN_TABLE), "replace the table by the expected text"
+
+
+def test_the_table_of_bugs_is_on_the_first_page() -> None:
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    table = open_bugs_in_markdown(OWN_TABLE, f"../{FINDINGS.relative_to(ROOT)}")
+    assert table.count("\n| [") >= 1
+    assert f"\n{table}\n" in text, f"replace the table by:\n{table}"
 
 
 def test_the_table_of_words_is_in_the_docs() -> None:
