@@ -216,12 +216,14 @@ def values_in(domain: Domain) -> Mapping[str, tuple[Any, ...]]:
     flags: dict[str, tuple[Any, ...]] = {
         flag: (False, True) if domain.allows(flag) else (False,) for flag in COMPILED_FEATURES
     }
+    heads, values = head_sizes(domain=domain), value_sizes(domain=domain)
+    pairs = [(head, value) for head in heads for value in values if value_allowed(value, head, domain=domain)]
     return {
         "dtypes": (*plain_dtypes(domain), *fp8_dtypes(domain)),
-        "head_size": head_sizes(domain=domain),
+        "head_size": tuple(dict.fromkeys(head for head, _ in pairs)),
         "block_size": block_sizes(domain=domain),
         "num_queries_per_kv": group_sizes(domain=domain),
-        "value_size": value_sizes(domain=domain),
+        "value_size": tuple(value for value in values if any(value == other for _, other in pairs)),
         **flags,
         "mask": mask_kinds(domain=domain),
         "launch": launch_paths(domain=domain),

@@ -34,7 +34,8 @@ def with_free_sizes(key: CompileKey, domain: Domain, sample: Sample) -> CompileK
         chosen["launch"] = replace(key.launch, num_segments=_size(domain.segments, 1, sample))
     if key.value_size:
         head_size, size = chosen.get("head_size", key.head_size), _size(domain.value_sizes, 1, sample)
-        chosen["value_size"] = size if value_allowed(size, head_size, domain=domain) else min(size, head_size)
+        fitting = [each for each in (size, min(size, head_size)) if value_allowed(each, head_size, domain=domain)]
+        chosen |= {"value_size": fitting[0]} if fitting else {"head_size": key.head_size}
     elif not value_allowed(0, chosen.get("head_size", key.head_size), domain=domain):
         del chosen["head_size"]
     return replace(key, **chosen)

@@ -26,7 +26,7 @@ from fuzz_attn.case.serving import (
     LEAST_KEYS_BESIDE,
 )
 from fuzz_attn.strategies.dtypes import fp8_dtypes, plain_dtypes
-from fuzz_attn.strategies.heads import head_allowed
+from fuzz_attn.strategies.heads import head_allowed, value_allowed
 from fuzz_attn.strategies.launches import launch_paths, tile_allowed, tile_sizes
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 
@@ -106,7 +106,8 @@ def _has(pair: tuple[int, int], domain: Domain) -> bool:
     """Return whether a domain has a head size and a group size."""
     types = (*plain_dtypes(domain), *fp8_dtypes(domain))
     splits = any(head_allowed(pair[0], dtypes=each, domain=domain) for each in types)
-    return within(pair[0], domain.head_sizes) and within(pair[1], domain.group_sizes) and splits
+    sized = within(pair[0], domain.head_sizes) and value_allowed(0, pair[0], domain=domain)
+    return sized and within(pair[1], domain.group_sizes) and splits
 
 
 def _types(domain: Domain) -> tuple[tuple[DTypes, ...], tuple[DTypes, ...]]:

@@ -11,7 +11,7 @@ Allowed: TypeAlias = Callable[[int, int, int, int], bool]
 
 
 def pairwise(weights: Sequence[Sequence[int]], *, allowed: Allowed | None = None, seed: int = 0) -> tuple[Row, ...]:
-    """Return rows of value indices, one for each axis, that hold every allowed pair; the first row is all zeros.
+    """Return rows of value indices, one for each axis, that hold every allowed pair; the first is all zeros if allowed.
 
     ``weights`` has one positive number for each value of each axis: how often it is taken, relative to the others,
     where no value covers more pairs. ``allowed(axis, value, other_axis, other_value)`` is called with ``axis <
@@ -40,8 +40,11 @@ class _CoveringArray:
 
     def build(self) -> tuple[Row, ...]:
         """Add rows until no pair is left."""
-        rows = [[axis.start for axis in self.axes]]
-        self._cover(rows[0])
+        rows = []
+        simplest = [axis.start for axis in self.axes]
+        if all(self.partners[item].issuperset({*simplest} - {item}) for item in simplest):
+            rows.append(simplest)
+            self._cover(simplest)
         for item, left in enumerate(self.uncovered):
             while left:
                 rows.append(self._row(item, min(left)))

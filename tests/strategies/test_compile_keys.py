@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import combinations, product
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.parts import DTypes, LaunchHints
-from fuzz_attn.strategies.compile_keys import MIXED_KEYS, compile_keys, key_pool
+from fuzz_attn.strategies.compile_keys import MIXED_KEYS, check_key, compile_keys, key_pool
 from fuzz_attn.strategies.dtypes import mixed_dtypes
+from fuzz_attn.strategies.free_sizes import with_free_sizes
 from fuzz_attn.strategies.heads import GROUP_SIZES, HEAD_SIZES
 from fuzz_attn.strategies.pages import BLOCK_SIZES
+from fuzz_attn.strategies.sampling.draws import Sample
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 BARE = Domain(features=frozenset(), dtypes=("bfloat16",), head_sizes=(64, 128), paths=("2d",))
@@ -89,6 +92,19 @@ def test_a_domain_that_excludes_all_its_types_is_refused() -> None:
     )
     with pytest.raises(InvalidArgument, match="excludes all combinations of its types"):
         key_pool(domain)
+
+
+def test_values_may_have_no_size_of_keys(sample: Any) -> None:
+    """Of latent caches whose rest of a head must not be empty; some sizes of values are larger than each head."""
+    heads, values = (96, 192, 576), (64, 128, 600)
+    domain = Domain("mla_decode", features=frozenset({"head_size_v"}), head_sizes=heads, value_sizes=values)
+    allowed = {(head, value) for head in heads for value in values if value < head}
+    assert {(key.head_size, key.value_size) for key in key_pool(domain)} == allowed
+    for key in key_pool(domain):
+        check_key(key, domain=domain)
+    assert {(key.head_size, key.value_size) for key in sample(compile_keys(domain=domain), 200)} <= allowed
+    free = [with_free_sizes(key, domain, Sample(Random(number))) for number, key in enumerate(key_pool(domain))]
+    assert {(key.head_size, key.value_size) for key in free} == allowed
 
 
 def test_keys_without_fp8_cover_every_pair_by_themselves() -> None:
@@ -201,7 +217,10 @@ def test_shrinks_to_a_single_feature(minimal: Any, flag: Feature) -> None:
         (lambda key: key.dtypes.q == "bfloat16", CompileKey(dtypes=DTypes("bfloat16", "bfloat16", "bfloat16"))),
         (lambda key: key.dtypes.out == "float8_e5m2", CompileKey(dtypes=DTypes(out="float8_e5m2"))),
         (lambda key: key.dtypes.kv == "float8_e4m3fn", CompileKey(dtypes=DTypes(kv="float8_e4m3fn"))),
-        (lambda key: key.dtypes.q == "float8_e4m3fn", CompileKey(dtypes=DTypes(q="float8_e4m3fn", kv="float8_e4m3fn"))),
+        (  # such a query may have a cache of either kind
+            lambda key: key.dtypes.q == key.dtypes.kv == "float8_e4m3fn",
+            CompileKey(dtypes=DTypes(q="float8_e4m3fn", kv="float8_e4m3fn")),
+        ),
     ],
 )
 def test_shrinks_to_a_single_field(minimal: Any, condition: Any, expected: CompileKey) -> None:

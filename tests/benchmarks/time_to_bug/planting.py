@@ -17,7 +17,7 @@ ROOT: Final = Path(__file__).parents[3]
 TABLES: Final = ROOT / "fuzz_attn" / "mutation" / "seeded" / "tables"
 FREEDOMS: Final = "freedoms.toml"
 """The table of bugs that show only in what no signature promises, so that a target has to declare it."""
-UNPROMISED: Final[tuple[Family, ...]] = ("mla_decode", "varlen")
+UNPROMISED: Final[tuple[Family, ...]] = ("mla_decode", "token_decode", "varlen")
 """Families of which many bugs are like that: no signature promises a log-sum-exp, values of another size, or rows
 that see no key."""
 
