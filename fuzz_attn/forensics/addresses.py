@@ -85,8 +85,10 @@ def _columns_read(lab: Lab, columns: Array, without: Array | None = None) -> Arr
 
     The values of the cells ``without`` are 0.
     """
-    tensors = without_scores(lab.cleared())
     read = np.zeros((lab.case.num_tokens, lab.case.heads.num_query_heads, len(columns)), dtype=np.int64)
+    if len(columns) == 1:  # there is no other
+        return read
+    tensors = without_scores(lab.cleared())
     for place in _places(len(columns)):
         digits = 1 + columns // place % DIGITS
         lab.set_all_values(tensors, digits)

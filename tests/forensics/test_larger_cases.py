@@ -7,7 +7,7 @@ from typing import Any
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.parts import Sequence
+from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.forensics.explain import explain
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.targets.loading import load_target
@@ -27,3 +27,10 @@ def test_a_guess_at_addresses_ends_with_the_reason_that_a_larger_case_tells() ->
     assert found.longer
     assert found.words == "query 0 of sequence 0, head 0: the scores have a wrong scale (factor 2)"
     assert {finding.reason for finding in found.findings} == {"scale"}
+
+
+def test_a_case_with_one_column_of_values_is_explained() -> None:
+    wrong = load_target(f"{IN_TORCH}:window_one_too_long", "unified")
+    case = AttentionCase((Sequence(3, 5),), heads=HeadLayout(head_size=1), window=2)
+    found = explain(Experiment(case, wrong, InterpreterBackend()))
+    assert found.words == "query 0 of sequence 0 attends key 3: hidden by the window of 2 (distance 2, one too far)"
