@@ -339,8 +339,8 @@ def _fits(tile: int, dtypes: DTypes) -> bool:
 def plain_pairs(keys: Sequence[CompileKey]) -> tuple[CompileKey, ...]:
     """Return, in their order, a key for each feature and each pair of features: of those with both the plainest one.
 
-    A mask and a path count as features. A target that refuses two features together refuses a key with both whatever
-    else it has. So what a run has of other pairs should not depend on keys with many features.
+    A mask and a path count as features. A target that refuses two features together refuses every key with both,
+    and with it all other pairs of that key. A plain key has few others.
     """
     plainest: dict[tuple[str, ...], tuple[int, int]] = {}
     for place, key in enumerate(keys):

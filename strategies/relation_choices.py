@@ -18,7 +18,8 @@ _ASKED = sampled_from((False,) * 11 + (True,) * 9)
 
 COSTLY_KEYS, COSTLY_TOKENS, COSTLY_ELEMENTS, SELDOM = 8_193, 500, 2**15, 4
 """Cases with more keys, tokens or elements of q and K, or such as people serve, are asked for a relation ``SELDOM``
-times less often: a third of all cases, which take more than half of the relations' time."""
+times less often: a fifth to a third of the cases of each family, which take a quarter to two thirds of its relations'
+time."""
 
 
 @composite

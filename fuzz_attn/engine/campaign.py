@@ -23,7 +23,7 @@ import msgspec
 
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, environment_of
+from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import only_says_how
 from fuzz_attn.engine.compiling.rounds import POLL_SECONDS, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.events import (
@@ -44,6 +44,7 @@ from fuzz_attn.engine.events import (
     no_news,
 )
 from fuzz_attn.engine.explainer import EXPLAINING, Explainer
+from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import LAST_CASES
 from fuzz_attn.engine.failures.life import LAST_PART, FailureLives
 from fuzz_attn.engine.failures.saved import play_saved
@@ -550,17 +551,7 @@ class Campaign:
 
     def signed(self, order: Order, verdict: Verdict) -> Counterexample:
         """Return a counterexample of an order, with its relation only where that may have caused the failure."""
-        ready = self.worker.ready
-        known = operation_of(order.case).relations
-        relation = verdict.property_name if verdict.property_name in known else None
-        if verdict.kind in ("crash", "timeout"):
-            relation = order.relation
-        found = counterexample.signed(self.plan.setup.target, ready.family, relation, order.case, verdict)
-        own = ready.binding
-        promises = own.rounding or own.promises or "features" in own.domain  # a replay needs them too
-        binding = None if ready.published and not promises else own
-        environment = environment_of(ready.backend, ready.shims)
-        return msgspec.structs.replace(found, environment=environment, binding=binding)
+        return confirmation.signed(order, verdict, self.plan.setup.target, self.worker.ready)
 
     def digest(self, order: Order) -> str:
         """Return the digest of the case's tensors; empty where there is no time or no worker left for it."""

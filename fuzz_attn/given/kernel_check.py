@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.failures.confirmation import signed
 from fuzz_attn.engine.failures.triage import failures_of
 from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.orders import Answer, Order
@@ -30,12 +31,14 @@ SHORTEST_DEADLINE: Final = timedelta(seconds=10)
 """A first case of new sizes is compiled or lowered, which takes longer than Hypothesis' default deadline."""
 
 
-def check_case(judge: KernelJudge, case: Any, relation: str | None, folder: Path) -> None:
+def check_case(
+    judge: KernelJudge, case: Any, relation: str | None, folder: Path, *, toward_bound: bool = False
+) -> None:
     """Raise :class:`KernelError` for a case, or the path of a saved one, on which a kernel is wrong.
 
-    In a test with ``@given``, Hypothesis is told the features of the case and how near the output is to its bound, and
-    a case that is not judged is rejected. Elsewhere that raises :class:`NotJudgedError`. A failure that is shown to the
-    user is explained, and saved below ``folder``.
+    In a test with ``@given``, Hypothesis is told the features of the case and, with ``toward_bound``, how near the
+    output is to its bound; a case that is not judged is rejected. Elsewhere that raises :class:`NotJudgedError`. A
+    failure that is shown to the user is explained, and saved below ``folder``.
     """
     __tracebackhide__ = True
     in_test = currently_in_test_context()
@@ -52,7 +55,9 @@ def check_case(judge: KernelJudge, case: Any, relation: str | None, folder: Path
     if failures:
         raise _error(judge, order, failures[0], folder)
     if in_test:
-        _tell(judge, order, answer.verdict)
+        _tell_features(judge, case)
+    if in_test and toward_bound:
+        _tell_ratio(judge, order, answer.verdict)
 
 
 def _check_deadline() -> None:
@@ -104,11 +109,14 @@ def _not_judged(why: str, *, in_test: bool) -> None:
     reject()
 
 
-def _tell(judge: KernelJudge, order: Order, verdict: Verdict) -> None:
-    """Tell Hypothesis what a case that passed has, and how near its output is to the bound."""
-    aspects = judge.operation.features
-    for name in judge.operation.features_of(order.case):
-        event(f"feature: {aspects[name].words}")
+def _tell_features(judge: KernelJudge, case: Any) -> None:
+    """Tell Hypothesis' statistics what a case that passed has."""
+    for name in judge.operation.features_of(case):
+        event(f"feature: {judge.operation.features[name].words}")
+
+
+def _tell_ratio(judge: KernelJudge, order: Order, verdict: Verdict) -> None:
+    """Let Hypothesis look for cases whose output is nearer to its bound."""
     if verdict.ratio is not None:
         label = f"error / bound of {judge.ready.target}" + f", {order.relation}" * (order.relation is not None)
         with suppress(InvalidArgument):  # a second case of the same kernel in one example
@@ -121,7 +129,8 @@ def _error(judge: KernelJudge, order: Order, verdict: Verdict, folder: Path) -> 
     if not is_final():
         return kind(_reason(verdict), verdict, order.case, None)
     verdict = _with_cause(judge, order, verdict)
-    found = _found(judge, order, verdict)
+    found = signed(order, verdict, judge.setup.target, judge.ready)
+    found = msgspec.structs.replace(found, digest=judge.judge(Order(order.case, digest=True)).digest)
     path = _saved(found, folder / judge.ready.slug)
     return kind(_text(found, path), verdict, order.case, path)
 
@@ -149,17 +158,6 @@ def _reason(verdict: Verdict) -> str:
     """Return what is wrong in one line, the cause first where it is known."""
     why = f"{verdict.explanation}: " if verdict.explanation else ""
     return safe(" ".join(f"{why}{verdict.what}: {verdict.message}".split()))
-
-
-def _found(judge: KernelJudge, order: Order, verdict: Verdict) -> Counterexample:
-    ready = judge.ready
-    found = counterexample.signed(judge.setup.target, ready.family, order.relation, order.case, verdict)
-    return msgspec.structs.replace(
-        found,
-        digest=judge.judge(Order(order.case, digest=True)).digest,
-        environment=counterexample.environment_of(ready.backend, ready.shims),
-        binding=None if ready.published else ready.binding,
-    )
 
 
 def _saved(found: Counterexample, folder: Path) -> Path:

@@ -98,17 +98,19 @@ def test_only_the_last_run_of_an_example_is_explained_and_saved(tmp_path: Path) 
     assert is_final(), "outside of a test every case is shown"
 
 
-def test_hypothesis_learns_features_and_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hypothesis_learns_features_and_if_asked_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     events, targets = list[str](), list[tuple[float, str]]()
     monkeypatch.setattr(kernel_check, "event", events.append)
     monkeypatch.setattr(kernel_check, "target", lambda value, label: targets.append((value, label)))
 
     @FEW
-    @given(cases(RIGHT, window=True, sinks=True))
-    def right(case: AttentionCase) -> None:
-        check(RIGHT, case)
+    @given(case=cases(RIGHT, window=True, sinks=True))
+    def right(case: AttentionCase, *, toward_bound: bool) -> None:
+        check(RIGHT, case, toward_bound=toward_bound)
 
-    right()
+    right(toward_bound=False)
+    assert not targets
+    right(toward_bound=True)
     assert {"feature: sliding window", "feature: sinks"} <= set(events)
     assert len(targets) > 12, "a batch without any output has no ratio"
     assert all(0.0 <= value <= 1.0 and label == f"error / bound of {RIGHT}" for value, label in targets)
@@ -127,3 +129,15 @@ def test_a_kernel_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         check(target, case)
     check(target, SMALL, binding={"rounding": {"scores": "float32"}})
     assert loads == [target, target], "another binding is another target"
+
+
+def test_a_saved_failure_keeps_the_promises_that_a_replay_needs(tmp_path: Path) -> None:
+    negative = msgspec.structs.replace(SMALL, softmax_scale=-0.25)
+    binding = {"promises": ["scale_signs"]}
+    with pytest.raises(KernelError) as raised:
+        check(WRONG, negative, "determinism", binding=binding, out=tmp_path)
+    assert raised.value.path is not None
+    found = counterexample.load(raised.value.path)
+    assert found.binding is not None
+    assert found.binding.promises == ("scale_signs",)
+    assert found.relation is None, "the first launch is wrong by itself"

@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
+import msgspec
+
+from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, Step
 from fuzz_attn.engine.events import Phase
 from fuzz_attn.engine.failures.triage import class_of, failures_of
-from fuzz_attn.engine.orders import Answer, Order
+from fuzz_attn.engine.orders import Answer, Order, Ready
+from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 LAST_CASES: Final = (16, 256)
@@ -71,6 +75,19 @@ def in_fresh_process(order: Order, launches: Launches) -> Answer:
 def order_of(found: Counterexample) -> Order:
     """Return the order that repeats the case of a counterexample."""
     return Order(found.case, found.relation)
+
+
+def signed(order: Order, verdict: Verdict, target: str, ready: Ready) -> Counterexample:
+    """Return a counterexample of an order, with its relation only where that may have caused the failure."""
+    relation = verdict.property_name if verdict.property_name in operation_of(order.case).relations else None
+    if verdict.kind in ("crash", "timeout"):
+        relation = order.relation
+    found = counterexample.signed(target, ready.family, relation, order.case, verdict)
+    own = ready.binding
+    promises = own.rounding or own.promises or "features" in own.domain  # a replay needs them too
+    binding = None if ready.published and not promises else own
+    environment = counterexample.environment_of(ready.backend, ready.shims)
+    return msgspec.structs.replace(found, environment=environment, binding=binding)
 
 
 def steps_of(sequence: Sequence[Order]) -> tuple[Step, ...]:

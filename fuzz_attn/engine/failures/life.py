@@ -415,7 +415,7 @@ class FailureLives:
         other.trigger, other.complete = trigger_in(other.found), other.found.shrunk
         self._foreign[name] = other
         if before is not None:
-            other.other_triggers = before.other_triggers
+            other.other_triggers, other.other_classes = before.other_triggers, before.other_classes
             self.known.remove(before)
         self._learn(other)
 
@@ -432,21 +432,21 @@ class FailureLives:
                 return
             if lost and not own.saved:
                 self.known.remove(own)
+                other.other_classes |= {own.failure_class, *own.other_classes}
                 self._end_as(own, other)
         self.known.add(other)
 
     def close(self) -> None:
-        """Save what the end of the campaign left unsaved, and report the failures that it interrupted as they are.
-
-        Those that were only seen may be bugs that became known after them.
-        """
+        """Save what the end left unsaved, and report what it interrupted as it is, or as a bug that is known by now."""
         self._living = None
         if unmet := self.take_unmet():
             self.see(*unmet)
         for failure in tuple(self._open):
             seen_only = failure.found.confirmation == "unconfirmed"
-            known = self.known.matching(order_of(failure.found), failure.found.verdict) if seen_only else None
-            self._end(failure) if known is None else self._end_as(failure, known)
+            if known := seen_only and self.known.matching(order_of(failure.found), failure.found.verdict):
+                self._end_as(failure, known)
+            else:
+                self._end(failure)
 
     def see(self, order: Order, answer: Answer) -> None:
         """Count the known failures of an answer, and save the new ones without following them now.

@@ -12,6 +12,7 @@ from fuzz_attn.errors import BindingError, CaseError
 from fuzz_attn.operations.operation import Operation
 from fuzz_attn.operations.small.small_target import SmallTarget
 from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.targets.target import Target
 
 Easy: TypeAlias = Callable[[Any], Any]
@@ -47,19 +48,22 @@ def calibrated(operation: Operation, easy: Easy, target: Target, backend: Backen
 
 def _doubts(operation: Operation, plain: Any, target: SmallTarget, backend: Backend) -> tuple[str, ...]:
     """Return that a target whose parameters have the names of an operation gives something else on an easy case."""
+    experiment = operation.experiment(plain, target, backend, strict=False)
     with backend.unrecorded():
-        if operation.experiment(plain, target, backend, strict=False).refusal is not None:
-            return ()
-    why = _why_wrong(operation, plain, target, backend)
+        why = "" if experiment.refusal is not None else _what_is_wrong(experiment)
     words = f"The target is wrong on an easy case ({why}). The names of its parameters are those of {operation.name}:"
     return (f"{words} either it has a defect even there, or it does something else.",) if why else ()
 
 
 def _why_wrong(operation: Operation, case: Any, target: SmallTarget, backend: Backend) -> str:
     """Return why a target is not right on the easy case; an empty string where it is."""
-    experiment = operation.experiment(case, target, backend)
     with backend.unrecorded():
-        first = experiment.first
+        return _what_is_wrong(operation.experiment(case, target, backend))
+
+
+def _what_is_wrong(experiment: Experiment) -> str:
+    """Return what is wrong with the first launch of an experiment; an empty string where it is right."""
+    first = experiment.first
     if first.error:
         return " ".join(first.error.split())[:300]
     return "" if judge(first.tensors, experiment.reference).passed else "it gives wrong elements"
