@@ -65,9 +65,8 @@ from fuzz_attn.errors import (
     OutOfProbesError,
     OutOfTimeError,
 )
-from fuzz_attn.operations.operation import Refusals, Rule, SharedRound
+from fuzz_attn.operations.operation import Refusals, Rule, SharedRound, derived_seed
 from fuzz_attn.operations.registry import AnyCase, operation_of
-from fuzz_attn.operations.seeds import derived_seed
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 

@@ -26,8 +26,8 @@ from fuzz_attn.mutation.audit_results import PROPERTIES, Evidence, FalseAlarm, I
 from fuzz_attn.mutation.fixed_tolerances import AllowedErrors, allowed_errors
 from fuzz_attn.mutation.ir_operators import Rewrite, changes_in
 from fuzz_attn.mutation.ir_rewriting import Probes
+from fuzz_attn.operations.operation import derived_seed
 from fuzz_attn.operations.registry import AnyCase, AnyDomain
-from fuzz_attn.operations.seeds import derived_seed
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import check, check_relation

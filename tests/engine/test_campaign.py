@@ -25,7 +25,7 @@ from fuzz_attn.engine.replay import replay
 from fuzz_attn.engine.run.run_plan import share_of
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError
 from fuzz_attn.mutation.batch_runner import CaseStream
-from fuzz_attn.operations.seeds import derived_seed
+from fuzz_attn.operations.operation import derived_seed
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import RELATIONS
 

@@ -31,8 +31,7 @@ from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Tally
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import OutOfProbesError
-from fuzz_attn.operations.attention.refusals.reduction import Rule
-from fuzz_attn.operations.attention.refusals.rules import JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Rules
+from fuzz_attn.operations.attention.refusals import JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Rule, Rules
 from fuzz_attn.operations.operation import FULL_ROUND, Probe
 from fuzz_attn.properties.refusal import NOT_REDUCED, Refusal
 from fuzz_attn.report.printing import text_of
@@ -300,7 +299,7 @@ def test_some_rounds_draw_from_the_whole_domain() -> None:
 
 def test_slow_reductions_leave_time_for_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("fuzz_attn.operations.attention.refusals.rules.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fuzz_attn.operations.attention.refusals.time.monotonic", lambda: now[0])
     probe = _probe(lambda case: case.sinks is not None, lambda case: case.heads.head_size == 80)
 
     def slow(cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:

@@ -64,8 +64,8 @@ LINES_OF_A_MODULE: Final = 700
 
 NAMED_AFTER_OTHERS: Final = {"kernels", "strategies", "cli", "backends"}
 """Folders whose modules have the names of what they call, draw, start or run: of roles, recipes, commands, options."""
-NAMED_TWICE: Final = {"explanation", "reduction"}
-"""Names of modules that the engine also has, or has twice. The list only gets shorter."""
+NAMED_TWICE: Final = {"explanation"}
+"""Names of modules that the engine also has. The list only gets shorter."""
 
 
 def modules() -> dict[str, Path]:

@@ -17,7 +17,7 @@ from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.mask_recipes import Chunks, Custom, Full, Lookahead, TopLeft
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.schedule import ON_CPU
-from fuzz_attn.operations.seeds import derived_seed
+from fuzz_attn.operations.operation import derived_seed
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.sampling.draws import Sample
 from fuzz_attn.targets.loading import load_target

@@ -14,7 +14,7 @@ from fuzz_attn.engine.compiling.rounds import StagePlan
 from fuzz_attn.engine.events import ONLY_PART, Part
 from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.run.machine import available_cores
-from fuzz_attn.operations.seeds import ALL_SHARDS, derived_seed
+from fuzz_attn.operations.operation import ALL_SHARDS, derived_seed
 
 
 class ShardPlan(Plain, frozen=True):

@@ -286,7 +286,7 @@ class Attention(Operation):
 
     def refusals(self, domain: Domain) -> Refusals:
         """Return what a campaign knows at first of the refusals of a target."""
-        from fuzz_attn.operations.attention.refusals.rules import Rules  # noqa: PLC0415 - imports Hypothesis
+        from fuzz_attn.operations.attention.refusals import Rules  # noqa: PLC0415 - imports Hypothesis
 
         return Rules(domain)
 

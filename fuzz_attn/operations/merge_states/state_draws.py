@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.recipes import SlotPoison
 from fuzz_attn.operations.merge_states.state_case import MOST_ELEMENTS, StateCase, StateDomain, StateKey
-from fuzz_attn.operations.small.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS
+from fuzz_attn.operations.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 
 _STATES: Final = (2, 1, 3, 4, 5, 7, 8, 9, 16, 17, 33, 64)

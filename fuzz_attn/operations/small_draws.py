@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from fuzz_attn.operations.operation import Drawing, ExcludesKey
-from fuzz_attn.operations.seeds import ALL_SHARDS, derived_seed
+from fuzz_attn.operations.operation import ALL_SHARDS, Drawing, ExcludesKey, derived_seed
 from fuzz_attn.strategies.relation_choices import relation_choices
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 

@@ -1,6 +1,7 @@
 """Small target: a callable whose parameters have the roles of a small operation, found by their names.
 
 What names do not tell, calibration settles: a target has *variants*, and the one that is right on an easy case is it.
+:class:`SmallExperiment` launches a case on it.
 """
 
 from __future__ import annotations
@@ -10,24 +11,35 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 import msgspec
 import torch
 from msgspec.structs import replace
 
+from fuzz_attn.backends.backend import Backend
 from fuzz_attn.binding.binding import LEFT_OUT, Binding, python_value
 from fuzz_attn.binding.call import take, values_of
 from fuzz_attn.binding.matching import Match, require_each_once, require_taken
 from fuzz_attn.binding.problem import Copy, guarded
 from fuzz_attn.binding.signature import Signature, signature_of
-from fuzz_attn.errors import BindingError, TargetError
-from fuzz_attn.inputs.output_tensors import OutputTensor
+from fuzz_attn.errors import BindingError, CaseError, TargetError
+from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
 from fuzz_attn.inputs.storage import GUARD_BYTES
 from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.operations.operation import Operation
+from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.properties.comparisons import Comparison
+from fuzz_attn.properties.experiment import Experiment, Launch
+from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.built_in import launcher
 from fuzz_attn.targets.loading import known_of, object_named
 from fuzz_attn.targets.target import Called, Target
+
+HOST_COST: Final = 2**18
+"""Elements of a case up to which the host judges it."""
+Easy: TypeAlias = Callable[[Any], Any]
+"""Returns an easy case of a domain."""
 
 
 class Roles(NamedTuple):
@@ -190,3 +202,117 @@ def limited(domain: Any, stated: Binding) -> Any:
         return msgspec.convert({**msgspec.to_builtins(domain), **stated.domain}, type(domain))
     except msgspec.ValidationError as error:
         raise TargetError(f"domain: {error}") from error
+
+
+class SmallExperiment(Experiment):
+    """One case on one target and one backend.
+
+    ``second`` has the second launch of each relation.
+    """
+
+    case: Any
+    left: Any
+    second: ClassVar[Mapping[str, Callable[[Any], Comparison]]]
+
+    @staticmethod
+    @abstractmethod
+    def materialise(case: Any, device: str = "cpu", **changes: Any) -> CallTensors:
+        """Return the tensors of a case."""
+
+    @staticmethod
+    @abstractmethod
+    def with_other_numbers(case: Any) -> Any:
+        """Return the case with other, ordinary numbers, which a target refuses too if it refuses for their sake."""
+
+    @cached_property
+    def refusal(self) -> Refusal | None:
+        """What the target or the compiler refuses of the case, with any numbers; None where the case ran or failed."""
+        refusal = self.first.refusal
+        if refusal is None or refusal.stage == "compile":
+            return refusal
+        return refusal if self.launch(self.with_other_numbers(self.case)).refusal else None
+
+    @cached_property
+    def place(self) -> str:
+        """The device of the tensors that are judged: the host for small cases, else the backend's."""
+        return "cpu" if self.case.num_elements <= HOST_COST else self.backend.device
+
+    def launch(self, case: Any, **changes: Any) -> Launch:
+        """Return a new launch of the target on a case, made with the options of ``materialise``."""
+        return self.launch_call(self.materialise(case, self.place, **changes))
+
+    def fresh(self) -> Any:
+        """Return new tensors of the case, which the caller may change and launch."""
+        return self.materialise(self.case, self.place)
+
+    def again(self) -> Any:
+        """Return new tensors of the case for another launch."""
+        return self.fresh()
+
+    def launch_call(self, tensors: CallTensors) -> Launch:
+        """Return the launch of the target on tensors."""
+        launched: Any = tensors
+        return self.launch_tensors(launched)
+
+
+def calibrated(operation: Operation, easy: Easy, target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:
+    """Return a target once it is known how it is called, and what was learned in sentences.
+
+    Raises :class:`BindingError` where it is wrong in whatever way it is called, or right in two.
+    """
+    assert isinstance(target, SmallTarget)
+    if target.match.published or target.match.binding.whole:
+        return target, _doubts(operation, easy(target.domain), target, backend)
+    notes: tuple[str, ...] = ()
+    if variants := list(target.variants()):
+        tried = [(each, words, _why_wrong(operation, easy(each.domain), each, backend)) for each, words in variants]
+        fitting = [(each, words) for each, words, why in tried if not why]
+        if len(fitting) != 1:
+            first = tried[0][-1] or "right"
+            found = " and where ".join(words for _, words in fitting) or f"nothing that was tried (first: {first})"
+            raise BindingError(f"target={target.name!r} is right on an easy case where {found}: state what is true")
+        target, words = fitting[0]
+        notes = (f"{words} (calibrated).",)
+    refused = [
+        name
+        for name in sorted(target.domain.features)
+        if _refuses(operation, easy(target.domain), target, backend, name)
+    ]
+    notes += tuple(f"The target refuses an easy case with {name}, which is not drawn." for name in refused)
+    return target.with_domain(replace(target.domain, features=target.domain.features - {*refused})).settled(), notes
+
+
+def _doubts(operation: Operation, plain: Any, target: SmallTarget, backend: Backend) -> tuple[str, ...]:
+    """Return that a target whose parameters have the names of an operation gives something else on an easy case."""
+    experiment = operation.experiment(plain, target, backend, strict=False)
+    with backend.unrecorded():
+        why = "" if experiment.refusal is not None else _what_is_wrong(experiment)
+    words = f"The target is wrong on an easy case ({why}). The names of its parameters are those of {operation.name}:"
+    return (f"{words} either it has a defect even there, or it does something else.",) if why else ()
+
+
+def _why_wrong(operation: Operation, case: Any, target: SmallTarget, backend: Backend) -> str:
+    """Return why a target is not right on the easy case; an empty string where it is."""
+    with backend.unrecorded():
+        return _what_is_wrong(operation.experiment(case, target, backend))
+
+
+def _what_is_wrong(experiment: Experiment) -> str:
+    """Return what is wrong with the first launch of an experiment; an empty string where it is right."""
+    first = experiment.first
+    if first.error:
+        return " ".join(first.error.split())[:300]
+    return "" if judge(first.tensors, experiment.reference).passed else "it gives wrong elements"
+
+
+def _refuses(operation: Operation, plain: Any, target: SmallTarget, backend: Backend, name: str) -> bool:
+    """Return whether a target refuses the easy case with a feature in its simplest form."""
+    feature: Any = operation.features[name]
+    if not feature.has_form:
+        return False
+    try:
+        case = feature.having(plain, True)
+    except CaseError:
+        return False
+    with backend.unrecorded():
+        return operation.experiment(case, target, backend, strict=False).refusal is not None

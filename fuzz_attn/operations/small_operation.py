@@ -1,14 +1,18 @@
-"""Small operation: a base class of operations with few compile keys."""
+"""Small operation: a base class of operations with few compile keys, and of what their cases and domains are made."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from fuzz_attn.errors import BindingError
+from fuzz_attn.case.aspects import Aspect
+from fuzz_attn.errors import BindingError, DomainError
 from fuzz_attn.operations.operation import Drawing, ExcludesKey, Operation, RoundSize, SharedRound
 from fuzz_attn.properties.relations import chosen_relation
 
@@ -18,8 +22,7 @@ if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.binding.binding import Binding
     from fuzz_attn.binding.signature import Signature
-    from fuzz_attn.operations.small.small_experiment import SmallExperiment
-    from fuzz_attn.operations.small.small_target import Roles
+    from fuzz_attn.operations.small_target import Roles, SmallExperiment
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.comparisons import Comparison
     from fuzz_attn.properties.experiment import Experiment
@@ -61,7 +64,7 @@ class SmallOperation(Operation):
         covered: Collection[int] = (),
     ) -> Drawing:
         """Return what a round draws."""
-        from fuzz_attn.operations.small import small_draws  # noqa: PLC0415 - imports Hypothesis
+        from fuzz_attn.operations import small_draws  # noqa: PLC0415 - imports Hypothesis
 
         keys = small_draws.keys_of_round(self.pool(domain), round_seed, size.keys, excludes, covered)
         return small_draws.drawing_of(self.cases(domain, keys), self.relations)
@@ -74,13 +77,13 @@ class SmallOperation(Operation):
 
     def shared_round(self, domain: Any, campaign: int, number: int, covered: Collection[int] = ()) -> SharedRound:
         """Return a round that the shards of a campaign can share."""
-        from fuzz_attn.operations.small.small_draws import shared_round  # noqa: PLC0415 - imports Hypothesis
+        from fuzz_attn.operations.small_draws import shared_round  # noqa: PLC0415 - imports Hypothesis
 
         return shared_round(self.pool(domain), campaign, number, covered)
 
     def drawing_of_shared(self, domain: Any, shared: SharedRound) -> Drawing:
         """Return what a shared round draws."""
-        from fuzz_attn.operations.small.small_draws import drawing_of  # noqa: PLC0415 - imports Hypothesis
+        from fuzz_attn.operations.small_draws import drawing_of  # noqa: PLC0415 - imports Hypothesis
 
         return drawing_of(self.cases(domain, (shared.key,)), self.relations)
 
@@ -107,7 +110,7 @@ class SmallOperation(Operation):
 
     def takes(self, signature: Signature, stated: Binding) -> bool:
         """Return whether a signature is that of a target."""
-        from fuzz_attn.operations.small.small_target import matched  # noqa: PLC0415 - imports torch
+        from fuzz_attn.operations.small_target import matched  # noqa: PLC0415 - imports torch
 
         try:
             matched(signature, self.signature_roles(), stated)
@@ -128,7 +131,7 @@ class SmallOperation(Operation):
 
         What the names do not tell is tried on an easy case. A feature that such a case is refused for is not drawn.
         """
-        from fuzz_attn.operations.small.small_calibration import calibrated  # noqa: PLC0415 - imports torch
+        from fuzz_attn.operations.small_target import calibrated  # noqa: PLC0415 - imports torch
 
         return calibrated(self, self.plain_case, target, backend)
 
@@ -153,3 +156,76 @@ class SmallOperation(Operation):
     def compare(self, relation: str, experiment: Experiment) -> Comparison:
         """Return the second launch of a relation, and what it must give."""
         return self.experiments().second[relation](experiment)
+
+
+class SmallDomain(Struct, frozen=True, forbid_unknown_fields=True):
+    """The cases that a target promises. A subclass has ``features``, and the tag ``operation`` with its family."""
+
+    @property
+    def family(self) -> str:
+        """The family of its targets, which is the name of the operation."""
+        return str(type(self).__struct_config__.tag)
+
+    @property
+    def excluded(self) -> tuple[frozenset[str], ...]:
+        """The combinations of features that are not supported together: none."""
+        return ()
+
+    def allows(self, feature: str) -> bool:
+        """Return whether cases may have the feature."""
+        own: Any = self
+        return feature in own.features
+
+    def in_memory(self) -> Self:
+        """Return the domain without tensors whose addresses mostly take no memory."""
+        return self
+
+    def on_gpu(self) -> Self:
+        """Return the domain as a GPU has it, where all addresses take memory."""
+        return self.in_memory()
+
+    def require(self, known: Mapping[str, Aspect], *needed: tuple[object, ...]) -> None:
+        """Raise :class:`DomainError` for an unknown feature, or where one of the ``needed`` choices is empty."""
+        own: Any = self
+        unknown = sorted(own.features - known.keys())
+        if unknown or not all(needed):
+            raise DomainError(f"domain={self!r} has unknown features {unknown}, or lacks types or sizes")
+
+    def lacking(self, case: Any, known: Mapping[str, Aspect]) -> str:
+        """Return a feature of a case that the domain does not promise, in words; an empty string without one."""
+        return next((each.words for name, each in known.items() if each.value(case) and not self.allows(name)), "")
+
+
+class Fields:
+    """Makes aspects of the fields of a case; the defaults are those of the ``plain`` one."""
+
+    def __init__(self, plain: Struct) -> None:
+        self._plain = plain
+
+    def field(self, words: str, name: str, *, tried: tuple[Any, ...] = (), **more: Any) -> Aspect:
+        """Return an aspect whose value is that of a field; the shrinker tries some values."""
+        set_value = partial(_with, name=name)
+        smaller = tuple(partial(set_value, value=each) for each in tried)
+        value = attrgetter(name)
+        return Aspect(words, value, set_value, self._default(name), smaller=smaller, name=name, **more)
+
+    def flag(self, words: str, name: str, form: Any = True) -> Aspect:
+        """Return a feature that a case has where a field differs from its default; ``form`` is the simplest value."""
+        default = self._default(name)
+
+        def changed(case: Any, on: Any) -> Any:
+            return _with(case, form if on else default, name=name)
+
+        return Aspect(words, lambda case: bool(getattr(case, name) != default), changed, has_form=True)
+
+    def _default(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+
+def when(words: str, holds: Callable[[Any], bool], **plain: Any) -> Aspect:
+    """Return a trait that a case loses with some fields."""
+    return Aspect(words, holds, lambda case, on: case if on else replace(case, **plain))
+
+
+def _with(case: Any, value: Any, *, name: str) -> Any:
+    return replace(case, **{name: value})
