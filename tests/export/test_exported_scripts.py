@@ -21,7 +21,6 @@ from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.mask_recipes import CAUSAL, Custom, Lookahead
 from fuzz_attn.case.parts import (
     CallForm,
     DTypes,
@@ -33,7 +32,7 @@ from fuzz_attn.case.parts import (
     Sequence,
     Strides,
 )
-from fuzz_attn.case.recipes import AlibiRecipe, LogSumExp, PoisonRecipe, SinkRecipe
+from fuzz_attn.case.recipes import CAUSAL, AlibiRecipe, Custom, LogSumExp, Lookahead, PoisonRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.errors import FuzzAttnError

@@ -28,8 +28,7 @@ from fuzz_attn.case.recipes import (
 )
 from fuzz_attn.inputs.numbers import numbers_of
 from fuzz_attn.inputs.page_map import page_map
-from fuzz_attn.inputs.poison import output_poison, slot_poison, table_poison
-from fuzz_attn.inputs.storage import GUARD_BYTES, rounded, storage_bytes
+from fuzz_attn.inputs.storage import GUARD_BYTES, output_poison, rounded, slot_poison, storage_bytes, table_poison
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, UNSIGNED
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.strategies.cases import cases

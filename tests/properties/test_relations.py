@@ -20,16 +20,17 @@ from fuzz_attn.case.aspects import UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.mask_recipes import Full, TopLeft
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     ConstantValues,
+    Full,
     IntegerValues,
     LevelScores,
     LogSumExp,
     QQBiasRecipe,
     SinkRecipe,
+    TopLeft,
 )
 from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.orders import Answer, Order

@@ -18,15 +18,24 @@ from fuzz_attn.case.aspects import (
     has_inner_strides,
     is_mixed,
 )
-from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.checks import far_length
+from fuzz_attn.case.attention_case import AttentionCase, far_length, replace
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, unpromised, within
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.mask_recipes import Chunks, Custom, Full, Lookahead, TopLeft
 from fuzz_attn.case.parts import FAR_AXES, CallForm, HeadLayout, PageLayout, Sequence, Strides
-from fuzz_attn.case.recipes import AlibiRecipe, LevelScores, PoisonRecipe, QQBiasRecipe, SinkRecipe
+from fuzz_attn.case.recipes import (
+    AlibiRecipe,
+    Chunks,
+    Custom,
+    Full,
+    LevelScores,
+    Lookahead,
+    PoisonRecipe,
+    QQBiasRecipe,
+    SinkRecipe,
+    TopLeft,
+)
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.heads import MOST_QUERY_HEADS

@@ -13,8 +13,7 @@ import torch
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.aspects import all_features_of, without_feature
-from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.checks import far_length
+from fuzz_attn.case.attention_case import AttentionCase, far_length, replace
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
