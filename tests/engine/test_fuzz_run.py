@@ -23,7 +23,7 @@ from fuzz_attn.engine.run.news import NEWS_NAME
 from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
 from fuzz_attn.engine.time_limit import time_to_fuzz
 from fuzz_attn.errors import FuzzAttnError, OutputError
-from fuzz_attn.workers.fork_request import VARIABLE
+from fuzz_attn.workers.fork_service import VARIABLE
 
 SHARD = """
 import os, signal, sys, time

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.backends.mps.mps_service import multi_process_service
+from fuzz_attn.backends.gpus import multi_process_service
 from fuzz_attn.engine.compiling.rounds import StagePlan
 from fuzz_attn.engine.compiling.stage import CompileStage
 from fuzz_attn.engine.events import (

@@ -5,17 +5,33 @@ They know a tensor argument as a buffer, whose layout says which offsets from it
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fuzz_attn.simulator.findings import FindingKind, Reporter
-from fuzz_attn.simulator.sanitizers.races import RaceTracker
+from fuzz_attn.simulator.torch_compat import DispatchMode, written_arguments
 
 Offsets = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+Array = npt.NDArray[Any]
+
+_NONE = -1
+_SEVERAL = -2
+# Groups of rows that are compared with each other; a kernel that stores more often gets the maps.
+_MOST_GROUPS = 32
+_CREATORS = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
 
 
 class Layout:
@@ -79,9 +95,6 @@ def _merge(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((stride, size))
     return merged
-
-
-Array = npt.NDArray[Any]
 
 
 class Buffer:
@@ -233,3 +246,169 @@ def _differ(left: Array, right: Array) -> Array:
     bits = np.dtype(f"u{left.itemsize}")
     different: Array = left.view(bits) != np.ascontiguousarray(right).view(bits)
     return different
+
+
+class RaceTracker:
+    """Writers and readers of the elements of one storage during one launch.
+
+    A launch usually stores to a buffer a few times, in rows that do not overlap. The sorted starts of the rows show
+    this, so only they are kept. The first access for which they are not enough builds maps of writers and readers from
+    them. Atomics are ordered by the hardware and are not tracked.
+
+    Elements are numbered as in the storage. With a ``stride`` only the first ``width`` elements from each of its
+    multiples on are accessed, and the maps hold no others: a storage may span far more addresses than memory.
+    """
+
+    def __init__(self, size: int, stride: int = 0, width: int = 0) -> None:
+        self._stride, self._width = stride, width
+        self._size = -(-size // stride) * width if stride else size
+        self._rows: list[tuple[Array, int, Callable[[], Array]]] = []
+        self._writer: Array | None = None
+        self._reader: Array | None = None
+
+    def store_rows(self, starts: Array, width: int, programs: Callable[[], Array]) -> bool:
+        """Return whether rows of `width` elements overlap no other access of this launch; if so, record them.
+
+        False also means that it is not known. `programs` returns the program that stores each row, if it is needed.
+        """
+        if self._writer is not None or self._reader is not None or len(self._rows) >= _MOST_GROUPS:
+            return False
+        groups = [*self._rows, (starts, width, programs)]
+        if not self._rows or len({group[1] for group in groups}) == 1:
+            ordered = np.concatenate([group[0] for group in groups]) if self._rows else starts.copy()
+            ordered.sort()
+            gaps = ordered[1:] - ordered[:-1]
+            apart = not gaps.size or int(gaps[gaps.argmin()]) >= width
+        else:
+            firsts = np.concatenate([group[0] for group in groups])
+            ends = np.concatenate([group[0] + group[1] for group in groups])
+            order = np.argsort(firsts)
+            apart = bool((firsts[order][1:] >= ends[order][:-1]).all())
+        if apart:
+            self._rows = groups
+        return apart
+
+    def _writers(self) -> Array:
+        if self._writer is None:
+            self._writer = np.full(self._size, _NONE, np.int32)
+            for starts, width, programs in self._rows:
+                self._writer[self._places(starts[:, None] + np.arange(width))] = programs()[:, None]
+        return self._writer
+
+    def _places(self, offsets: Array) -> Array:
+        """Return where the maps hold the elements at these offsets."""
+        return offsets // self._stride * self._width + offsets % self._stride if self._stride else offsets
+
+    def store(self, offsets: Array, programs: Array) -> tuple[Array, Array]:
+        """Return which stores meet an earlier access by another program, and which a store of the same operation."""
+        writer, offsets = self._writers(), self._places(offsets)
+        before = writer[offsets]
+        earlier = (before != _NONE) & (before != programs)
+        writer[offsets] = programs
+        together = writer[offsets] != programs
+        if self._reader is not None:
+            seen = self._reader[offsets]
+            earlier |= (seen != _NONE) & (seen != programs)
+        return earlier, together
+
+    def load(self, offsets: Array, programs: Array) -> Array:
+        """Return which loads read an element that another program wrote before."""
+        if self._reader is None:
+            self._reader = np.full(self._size, _NONE, np.int32)
+        offsets = self._places(offsets)
+        seen = self._reader[offsets]
+        self._reader[offsets] = np.where((seen == _NONE) | (seen == programs), programs, _SEVERAL)
+        shared = self._reader[offsets]
+        self._reader[offsets] = np.where((shared != programs) & (shared >= 0), _SEVERAL, shared)
+        before = self._writers()[offsets]
+        clash: Array = (before != _NONE) & (before != programs)
+        return clash
+
+
+@dataclass(slots=True)
+class _Shadow:
+    written: npt.NDArray[np.bool_]
+    itemsize: int
+    alive: weakref.ref[torch.UntypedStorage]
+    complete: bool = False
+
+
+class Shadows:
+    """The shadows of all uninitialised storages of a session, by address."""
+
+    def __init__(self) -> None:
+        self._shadows: dict[int, _Shadow] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._shadows)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Mark all elements of the tensor's storage as not written."""
+        storage = tensor.untyped_storage()
+        size = storage.nbytes() // tensor.element_size()
+        if size:
+            written = np.zeros(size, np.bool_)
+            self._shadows[storage.data_ptr()] = _Shadow(written, tensor.element_size(), weakref.ref(storage))
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Mark the elements of a tensor as not written; those around it stay as they are."""
+        storage = tensor.untyped_storage()
+        if self._at(tensor) is None:
+            written = np.ones(storage.nbytes() // tensor.element_size(), np.bool_)
+            self._shadows[storage.data_ptr()] = _Shadow(written, tensor.element_size(), weakref.ref(storage))
+        view = self._shadows[storage.data_ptr()].written[tensor.storage_offset() :]
+        np.lib.stride_tricks.as_strided(view, tuple(tensor.shape), tuple(tensor.stride()))[...] = False
+
+    def _at(self, tensor: torch.Tensor) -> _Shadow | None:
+        """Return the shadow of the tensor's storage, unless it is complete or belonged to a storage that was freed."""
+        address = tensor.untyped_storage().data_ptr()
+        shadow = self._shadows.get(address)
+        if shadow is None or shadow.complete:
+            return None
+        if shadow.alive() is None:
+            del self._shadows[address]
+            return None
+        return shadow
+
+    def find(self, tensor: torch.Tensor) -> npt.NDArray[np.bool_] | None:
+        """Return the shadow from the tensor's first element on; None if it is not watched or completely written."""
+        shadow = self._at(tensor)
+        if shadow is None or shadow.itemsize != tensor.element_size():
+            return None
+        if shadow.written.all():
+            shadow.complete = True
+            return None
+        return shadow.written[tensor.storage_offset() :]
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """Mark every element of the tensor as written."""
+        shadow = self._at(tensor)
+        if shadow is None:
+            return
+        if shadow.itemsize != tensor.element_size():
+            shadow.complete = True
+            return
+        view = shadow.written[tensor.storage_offset() :]
+        if tensor.numel():
+            strides = tuple(tensor.stride())
+            np.lib.stride_tricks.as_strided(view, tuple(tensor.shape), strides)[...] = True
+
+
+class EmptyWatcher(DispatchMode):
+    """While active, records tensors from `torch.empty` and its variants, and what torch itself writes to them."""
+
+    def __init__(self, shadows: Shadows) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._shadows = shadows
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if func in _CREATORS:
+            if isinstance(result, torch.Tensor) and result.device.type == "cpu":
+                self._shadows.add(result)
+        elif self._shadows:
+            for index, name in written_arguments(func):
+                value = args[index] if index < len(args) else (kwargs or {}).get(name)
+                if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                    self._shadows.write(value)
+        return result

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from fuzz_attn.simulator.recording.recorder import Array, Launch, Place, Recorder, Site
+from fuzz_attn.simulator.recorder import Array, Launch, Place, Recorder, Site
 from fuzz_attn.ttir.ir import Location, Operation, Value
 
 _NAMES: Final = re.compile(r"%[\w#:]+")

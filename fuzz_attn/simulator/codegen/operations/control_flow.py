@@ -1,4 +1,4 @@
-"""`scf.for` and `scf.while`.
+"""Control flow: `scf.if`, by one arm, by both for the programs that take them, or by selection; loops; and selections.
 
 A loop whose trip counts differ between programs runs them sorted by falling count, so that the programs still running
 are always the first rows: leaving a loop costs a slice.
@@ -25,8 +25,9 @@ from fuzz_attn.simulator.codegen.carried import (
     taken,
     unpacked,
 )
-from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, cover
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, cover, elementwise, range_of, track_exactly
 from fuzz_attn.simulator.codegen.expressions import (
+    ALL,
     NONE,
     Binary,
     Expression,
@@ -39,7 +40,9 @@ from fuzz_attn.simulator.codegen.expressions import (
     call,
     constant,
     dtype,
+    function,
     index,
+    infix,
     item,
     method,
     numpy,
@@ -48,13 +51,146 @@ from fuzz_attn.simulator.codegen.expressions import (
 from fuzz_attn.simulator.codegen.operations.assertions import check_hints_on_arguments
 from fuzz_attn.simulator.codegen.operations.loads_and_stores import emit_barrier
 from fuzz_attn.simulator.codegen.statements import Assign, Break, Do, For, Forever, If, Statement
-from fuzz_attn.simulator.codegen.terms import Region, Scope, Term, Val, loop_in
-from fuzz_attn.simulator.codegen.value_ranges import RunRange, range_call
+from fuzz_attn.simulator.codegen.terms import (
+    Region,
+    RunRange,
+    Scope,
+    Term,
+    Val,
+    arm_of,
+    broadcast_shape,
+    loop_in,
+    range_call,
+)
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.ttir.ir import Block, Operation, Value
 
+_SPECULATION_LIMIT = 6
 TRIALS = 12
 """How often a loop is generated at most, until the layouts of its carried values hold what its body yields."""
+
+
+def _cheap(operation: Operation) -> bool:
+    """Return whether running both arms costs less than separating the programs."""
+    inner = [inner for region in operation.regions for inner in region[0].operations[:-1]]
+    return len(inner) <= _SPECULATION_LIMIT and all(map(_scalar_arithmetic, inner))
+
+
+def _scalar_arithmetic(operation: Operation) -> bool:
+    dialect = operation.name.partition(".")[0]
+    return dialect in ("arith", "math") and not any(
+        result.type.shape or result.type.pointer for result in operation.results
+    )
+
+
+def _if(emitter: Emitter, operation: Operation) -> None:
+    condition = emitter.array(emitter.operand(operation, 0))
+    cover(emitter, "branch", condition)
+    pointers = any(value.type.pointer for value in operation.results)
+    if operation.results and not pointers and condition.varying and len(operation.regions) == 2 and _cheap(operation):
+        _speculate(emitter, operation)
+        return
+    arms = [_arm(emitter, region[0], condition.varying) for region in operation.regions]
+    results = _join_arms(emitter, operation, arms, condition.varying)
+    emitter.start(operation)
+    if condition.varying:
+        _emit_varying(emitter, condition, arms, results)
+    else:
+        bodies = [arm.region.statements for arm in arms]
+        emitter.add(If(item(emitter.read(condition)), *bodies))
+    bind_all(emitter, results, operation.results, emitter.region)
+
+
+def _speculate(emitter: Emitter, operation: Operation) -> None:
+    """Emit both arms for all programs, and select their results."""
+    for region in operation.regions:
+        emitter.emit(region[0].operations[:-1])
+    yielded = [region[0].operations[-1].operands for region in operation.regions]
+    coverage, emitter.coverage = emitter.coverage, False
+    for result, left, right in zip(operation.results, *yielded, strict=True):
+        sides = [operation.operands[0], left, right]
+        emitter.emit([Operation("arith.select", sides, [result], location=operation.location)])
+    emitter.coverage = coverage
+
+
+@dataclass(slots=True)
+class _Arm:
+    """One arm of an `if`: its region, and the values that it yields."""
+
+    region: Region
+    vals: list[Val]
+
+
+def _arm(emitter: Emitter, block: Block, varying: bool) -> _Arm:
+    operations = block.operations
+    yields = bool(operations) and operations[-1].name == "scf.yield"
+    scope = Scope(emitter.region.scope, emitter.fresh("lanes")) if varying else None
+    with emitter.inside(arm_of(emitter.region, scope)) as region:
+        emitter.emit(operations[:-1] if yields else operations)
+        vals = [emitter.val(value) for value in operations[-1].operands] if yields else []
+    return _Arm(region, vals)
+
+
+def _join_arms(emitter: Emitter, operation: Operation, arms: list[_Arm], varying: bool) -> list[Carried]:
+    """Return variables for the results, assigned at the end of each arm."""
+    if not operation.results:
+        return []
+    layouts = []
+    for arm in arms:
+        with emitter.inside(arm.region):
+            layouts.append([layout_of(emitter, val, varying) for val in arm.vals])
+    joint = join_all(emitter, *layouts)
+    if varying:
+        joint = [layout.diverged() for layout in joint]
+    results = carry_all(emitter, joint, operation.results)
+    for number, arm in enumerate(arms):
+        with emitter.inside(arm.region):
+            start_carried(emitter, [one.of_arm(number) for one in results] if varying else results, arm.vals)
+    return results
+
+
+def _emit_varying(emitter: Emitter, condition: Term, arms: list[_Arm], results: list[Carried]) -> None:
+    """Emit each arm for the programs that take it, if there are any."""
+    test, count, rest = emitter.read(condition), emitter.fresh("n"), emitter.fresh("m")
+    lanes = emitter.lanes
+    emitter.add(Assign(count, call("int", numpy("count_nonzero", test))))
+    taken_by_all, taken_by_none = Binary("==", count, size(lanes)), Unary("not ", count)
+    for number, arm in enumerate(arms):
+        scope = arm.region.scope
+        some: list[Statement] = [taken(rest if number else test, scope, lanes)]
+        if number:
+            some.insert(0, Assign(rest, Unary("~", test)))
+        entry = If(taken_by_none if number else taken_by_all, [entered(scope, lanes)], some)
+        runs = Binary("!=", count, size(lanes)) if number else count
+        emitter.add(If(runs, [entry, *arm.region.statements]))
+    _blend(emitter, results, test, taken_by_all, taken_by_none)
+
+
+def _blend(
+    emitter: Emitter, results: list[Carried], test: Expression, taken_by_all: Expression, taken_by_none: Expression
+) -> None:
+    """Emit the results of all programs from those of both arms."""
+    names = flat_names(results)
+    if not names:
+        return
+    found = [one.range for one in results if one.range]
+    first, second = ([one.of_arm(number) for one in results] for number in (0, 1))
+    values: list[Expression] = [
+        call("blend", test, left, right) for left, right in zip(flat_names(first), flat_names(second), strict=True)
+    ]
+    values += [
+        range_call(ranges.union, left, right)
+        for left, right in zip(_range_names(first), _range_names(second), strict=True)
+    ]
+    everything = [*names, *found]
+    blended = unpacked(everything, Group(tuple(values)))
+    from_second = unpacked(everything, Group((*flat_names(second), *_range_names(second))))
+    from_first = unpacked(everything, Group((*flat_names(first), *_range_names(first))))
+    emitter.add(If(taken_by_all, [from_first], [If(taken_by_none, [from_second], [blended])]))
+
+
+def _range_names(carried: list[Carried]) -> list[Name]:
+    return [one.range for one in carried if one.range]
 
 
 def _for(emitter: Emitter, operation: Operation) -> None:
@@ -272,7 +408,7 @@ def _trial(
     loop = _Loop(scope, first, second, test, forwarded)
     count = emitter.fresh("n")
     emitter.add(Assign(count, constant(0)))
-    (_emit_varying if varying else _emit_uniform)(emitter, loop, count)
+    (_emit_varying_loop if varying else _emit_uniform)(emitter, loop, count)
     return condition.varying, yielded, forwarded
 
 
@@ -288,7 +424,7 @@ def _emit_uniform(emitter: Emitter, loop: _Loop, count: Name) -> None:
     emitter.add(_iteration(loop, count, [leave]))
 
 
-def _emit_varying(emitter: Emitter, loop: _Loop, count: Name) -> None:
+def _emit_varying_loop(emitter: Emitter, loop: _Loop, count: Name) -> None:
     """Emit the loop that lanes leave one by one: `saved` holds for each group that left its positions and values."""
     outer_lanes, scope, test = emitter.lanes, loop.scope, loop.test
     names = flat_names(loop.forwarded)
@@ -312,7 +448,50 @@ def _iteration(loop: _Loop, count: Name, leave: list[Statement]) -> Forever:
     return Forever([*loop.condition.statements, *leave, *loop.body.statements, *counted])
 
 
+def _and(emitter: Emitter, operation: Operation) -> None:
+    result = operation.results[0]
+    left, right = (emitter.val(operand) for operand in operation.operands)
+    if result.type.element != "i1" or len({term.shape for term in (*left.terms, *right.terms)}) == 1:
+        term = elementwise(emitter, operation, infix("&"))
+        if result in emitter.tracked:
+            track_exactly(emitter, term, emitter.operand(operation, 0).range)
+        return
+    by_shape: dict[tuple[int, ...], Term] = {}
+    for term in sorted((*left.terms, *right.terms), key=lambda term: term.region.depth):
+        known = by_shape.get(term.shape)
+        both = term if known is None else emitter.assign(infix("&"), [known, term], term.shape, "i1")
+        by_shape[term.shape] = both
+    emitter.define(result, *by_shape.values())
+
+
+def _as_tile(emitter: Emitter, mask: Term, rank: int) -> Term:
+    """Return a mask with the axes of the tiles between which it selects; a scalar one holds for whole tiles."""
+    if len(mask.shape) == rank or not mask.varying:
+        return mask
+    return emitter.assign(lambda operand: index(operand, ALL, *[NONE] * rank), [mask], (1,) * rank, "i1")
+
+
+def _select(emitter: Emitter, operation: Operation) -> None:
+    result = operation.results[0]
+    if result.type.pointer:
+        raise emitter.unsupported("arith.select of pointers")
+    mask, left, right = (emitter.operand(operation, index) for index in range(3))
+    cover(emitter, "select", mask)
+    shape = broadcast_shape((term.shape for term in (mask, left, right)), len(result.type.shape))
+    mask = _as_tile(emitter, emitter.array(mask), len(result.type.shape))
+    element = result.type.element
+    term = emitter.assign(function("select", dtype(element)), [mask, left, right], shape, element)
+    emitter.define(result, term)
+    if result in emitter.tracked:
+        sides = [range_of(side).expression for side in (left, right)]
+        chosen = range_call(ranges.choose, emitter.read(mask, term.region), term.region.scope.lanes, *sides)
+        term.range = emitter.range_variable(chosen, term.region, clean=False)
+
+
 HANDLERS: dict[str, Handler] = {
+    "arith.andi": _and,
+    "arith.select": _select,
     "scf.for": _for,
     "scf.while": _while,
+    "scf.if": _if,
 }

@@ -1,6 +1,6 @@
 """The guardian of a run's Multi-Process Service: a process that starts the daemons and ends them when the run is gone.
 
-``python -m fuzz_attn.backends.mps.guardian FOLDER GPU...`` prints an empty line when the daemons run, or why they do
+``python -m fuzz_attn.backends.guardian FOLDER GPU...`` prints an empty line when the daemons run, or why they do
 not. It ends at the end of its standard input, whose other end only the run holds, so that not even a killed run leaves
 a daemon.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from fuzz_attn.backends.mps.gpu_sharing import NO_DAEMON, PIPES, PROGRAM, Control, pipes_of
+from fuzz_attn.backends.gpus import NO_DAEMON, PIPES, PROGRAM, Control, pipes_of
 
 START_SECONDS: Final = 10.0
 END_SECONDS: Final = 5.0
