@@ -210,8 +210,8 @@ class Operation(ABC):
     poisons: ClassVar[Mapping[str, str]] = {}
     is_exported: ClassVar[bool] = False
     """Whether a failure can be exported as a script."""
-    is_audited: ClassVar[bool] = False
-    """Whether an audit can change its kernels."""
+    has_tolerances: ClassVar[bool] = False
+    """Whether an audit can compare the fixed tolerances that are in use."""
     fp8_output: ClassVar[str] = ""
     """The trait of an output in fp8, whose NaN has the bits of an element that was never written."""
 
