@@ -26,9 +26,8 @@ from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.events import RefusalReduced, WorkerReady
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners import statistics
-from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal, counted, merged
 from fuzz_attn.engine.listeners.results import Results
-from fuzz_attn.engine.listeners.statistics import Tally
+from fuzz_attn.engine.listeners.statistics import CountedRefusal, Tally, counted, merged_refusals
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import OutOfProbesError
 from fuzz_attn.operations.attention.refusals import JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Rule, Rules
@@ -381,7 +380,7 @@ def test_the_summary_lists_what_is_not_drawn_and_why() -> None:
 def test_counts_of_shards_are_merged_by_place() -> None:
     first = counted((), _refusal(1), cases=3, combination=("sinks",))
     second = counted(counted((), _refusal(2), cases=9), _refusal(1), cases=1, combination=("head size 8",))
-    assert merged((*first, *second)) == (
+    assert merged_refusals((*first, *second)) == (
         CountedRefusal(_refusal(2), 9),
         CountedRefusal(_refusal(1), 4, (("sinks",), ("head size 8",))),
     )

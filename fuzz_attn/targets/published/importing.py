@@ -20,9 +20,8 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from fuzz_attn.errors import TargetError
-from fuzz_attn.targets.published.answers import Answers
 from fuzz_attn.targets.published.gpu_answers import answering
-from fuzz_attn.targets.published.stubs import StubModule, answer
+from fuzz_attn.targets.published.stubs import Answers, StubModule, answer
 
 
 class Tree(Protocol):

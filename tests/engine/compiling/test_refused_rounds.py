@@ -13,8 +13,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
 from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.engine.compiling import compiler
-from fuzz_attn.engine.compiling.compiler import Compiler
-from fuzz_attn.engine.compiling.reductions import Reductions
+from fuzz_attn.engine.compiling.compiler import Compiler, Reductions, Workers
 from fuzz_attn.engine.compiling.rehearsal import (
     MOST_TRIED,
     Compiled,
@@ -24,7 +23,6 @@ from fuzz_attn.engine.compiling.rehearsal import (
     refused_among,
 )
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
-from fuzz_attn.engine.compiling.workers import Workers
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RefusalReduced, RoundCompiled, StageEvent
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.schedule import play_shared_round

@@ -35,8 +35,7 @@ from fuzz_attn.engine import events
 from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.listeners.distributions import Distributions
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, DistributionsLine, StatisticsLine
-from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
-from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
 from fuzz_attn.engine.orders import Answer, Order, Ready
 from fuzz_attn.engine.run_folder import covered_keys
 from fuzz_attn.errors import FuzzAttnError, TargetError

@@ -30,7 +30,7 @@ from fuzz_attn.backends.gpus import (
 from fuzz_attn.cli.campaigns import Request
 from fuzz_attn.cli.main import main
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run import local_shards
+from fuzz_attn.engine.run import shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun
 from fuzz_attn.engine.run.run_plan import RunPlan
 
@@ -215,7 +215,7 @@ for event in (Note(0, text), Finished(0, 1.0)):
 def test_a_run_says_whether_its_workers_share_the_gpu(
     mps: bool, notes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_shards, "COMMAND", (sys.executable, "-c", SHARD))
+    monkeypatch.setattr(shards, "COMMAND", (sys.executable, "-c", SHARD))
     plan = RunPlan(Setup("t"), 1, 1, None, 5, tmp_path / "run", tmp_path / "counterexamples", mps=mps)
     assert FuzzRun(plan).run().report().notes == notes
 
