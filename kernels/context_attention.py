@@ -4,10 +4,8 @@ import torch
 
 from .common.launch import block_m_for, ceil_div
 from .common.rows import Tokens
-from .split.arguments import split_arguments
-from .split.call import SplitCall
+from .split.call import SplitCall, check_split_call, split_arguments
 from .split.context_kernel import kernel_context_attention
-from .split.contract import check_split_call
 
 NAMES = {
     "query": "q",

@@ -3,9 +3,7 @@
 import torch
 
 from .common.launch import block_m_for
-from .split.arguments import split_arguments
-from .split.call import SplitCall
-from .split.contract import check_split_call
+from .split.call import SplitCall, check_split_call, split_arguments
 from .split.paged_kernel import kernel_paged_attention_2d
 
 

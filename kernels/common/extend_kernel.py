@@ -8,14 +8,14 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..common.masks import tile_range
-from ..common.outputs import store_rows
-from ..common.paged_cache import dequantize, load_kv_scales
-from ..common.query_blocks import start_softmax
-from ..common.rows import head_dims, load_queries, q_block_rows
-from ..common.scores import apply_softcap
-from ..common.sequences import Sequence
-from ..common.softmax import Softmax, online_softmax_update
+from .masks import tile_range
+from .outputs import store_rows
+from .paged_cache import dequantize, load_kv_scales
+from .query_blocks import start_softmax
+from .rows import head_dims, load_queries, q_block_rows
+from .scores import apply_softcap
+from .sequences import Sequence
+from .softmax import Softmax, online_softmax_update
 
 
 class Slots(NamedTuple):

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..common.rows import head_dims
-from ..common.sequences import cdiv_fn
-from ..common.softmax import Softmax, finite_shift, normalize, online_softmax_update
+from .rows import head_dims
+from .sequences import cdiv_fn
+from .softmax import Softmax, finite_shift, normalize, online_softmax_update
 
 
 class LatentCache(NamedTuple):
