@@ -28,7 +28,6 @@ import torch
 
 from fuzz_attn.backends.backend import Backend
 from fuzz_attn.backends.simulator import SimulatorBackend
-from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.engine.schedule import play_round, size_on_cpu
 from fuzz_attn.errors import HangInterrupt, UnsupportedByBackendError
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
@@ -139,8 +138,8 @@ class PreparedCase:
         return compared(self.operation.compare(relation, experiment), experiment, relation)
 
 
-class PreparedAttention(PreparedCase):
-    """One case of attention: its tensors, its reference, and the errors that two fixed tolerances allow."""
+class SharedCase(PreparedCase):
+    """A case whose experiments share its tensors, its reference, and the errors that two fixed tolerances allow."""
 
     def __init__(self, drawn: DrawnCase, target: Target, backend: Backend) -> None:
         super().__init__(drawn, target, backend)
@@ -172,7 +171,7 @@ class PreparedAttention(PreparedCase):
 class SharedExperiment(Experiment):
     """An experiment on a prepared case, which already has everything that does not depend on the target."""
 
-    def __init__(self, prepared: PreparedAttention, target: Target) -> None:
+    def __init__(self, prepared: SharedCase, target: Target) -> None:
         super().__init__(prepared.drawn.case, target, prepared.backend)
         self._prepared = prepared
         self._launches: dict[AnyCase, int] = {}
@@ -326,7 +325,7 @@ class BatchRunner:
     def _healthy(self, seed: int, number: int, with_tolerances: bool) -> _HealthyCase | None:
         """Return the case with the healthy target's results; None, and a false alarm, where that fails."""
         drawn = self._drawn(seed, number)
-        kind = PreparedAttention if isinstance(drawn.case, AttentionCase) else PreparedCase
+        kind = SharedCase if operation_of(drawn.case).has_tolerances else PreparedCase
         prepared = kind(drawn, self._target, self._backend)
         prepared.compute_reference(with_tolerances=with_tolerances)
         self.healthy_cases[seed] = max(self.healthy_cases.get(seed, 0), number + 1)

@@ -211,7 +211,7 @@ class Operation(ABC):
     is_exported: ClassVar[bool] = False
     """Whether a failure can be exported as a script."""
     has_tolerances: ClassVar[bool] = False
-    """Whether an audit can compare the fixed tolerances that are in use."""
+    """Whether audits know fixed tolerances for it, and share the oracle's answers between the mutants of a case."""
     fp8_output: ClassVar[str] = ""
     """The trait of an output in fp8, whose NaN has the bits of an element that was never written."""
 
