@@ -43,9 +43,8 @@ from .common.launch import (
 from .common.outputs import convert_output
 from .common.paged_cache import Scales, load_kv_scales
 from .common.query_blocks import start_softmax
-from .common.rows import Tokens, head_dims, load_queries, q_block_rows
+from .common.rows import Sequence, Tokens, head_dims, load_queries, q_block_rows
 from .common.scores import Scores
-from .common.sequences import Sequence
 from .common.softmax import Softmax
 from .common.splits import Splits, merge_splits, split_index, split_keys, store_split
 

@@ -33,12 +33,10 @@ from .common.launch import (
     tile_size_for,
     value_size_padded_for,
 )
-from .common.masks import tile_range
 from .common.outputs import Output, store_rows
 from .common.query_blocks import start_softmax
-from .common.rows import Tokens, head_dims, load_queries, q_block_rows
-from .common.scores import Scores, apply_softcap
-from .common.sequences import Sequence
+from .common.rows import Sequence, Tokens, head_dims, load_queries, q_block_rows
+from .common.scores import Scores, apply_softcap, tile_range
 from .common.softmax import Softmax, online_softmax_update
 
 INDEX_DTYPES = (torch.int32, torch.int64)

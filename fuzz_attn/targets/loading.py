@@ -20,9 +20,8 @@ from fuzz_attn.binding.signature import DECORATED, signature_of
 from fuzz_attn.errors import BindingError, DomainError, FuzzAttnError, TargetError
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
 from fuzz_attn.targets.process_state import restored_process_state, target_defaults
-from fuzz_attn.targets.published.importing import Folder, import_published
+from fuzz_attn.targets.published.importing import Folder, answers_of, import_published
 from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, known_binding, place_of, with_known
-from fuzz_attn.targets.published.stubs import answers_of
 from fuzz_attn.targets.target import Target
 
 if TYPE_CHECKING:

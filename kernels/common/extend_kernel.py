@@ -8,13 +8,11 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .masks import tile_range
 from .outputs import store_rows
 from .paged_cache import dequantize, load_kv_scales
 from .query_blocks import start_softmax
-from .rows import head_dims, load_queries, q_block_rows
-from .scores import apply_softcap
-from .sequences import Sequence
+from .rows import Sequence, head_dims, load_queries, q_block_rows
+from .scores import apply_softcap, tile_range
 from .softmax import Softmax, online_softmax_update
 
 

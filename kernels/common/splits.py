@@ -13,8 +13,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .rows import head_dims
-from .sequences import cdiv_fn
+from .rows import cdiv_fn, head_dims
 from .softmax import Softmax, finite_shift, normalize, online_softmax_update
 
 

@@ -38,9 +38,8 @@ from ..common.launch import (
     tile_size_for,
 )
 from ..common.paged_cache import PagedCache, Scales
-from ..common.rows import Tokens
+from ..common.rows import Batch, Tokens
 from ..common.scores import Scores
-from ..common.sequences import Batch
 
 _REQUIRED = ("q", "k", "v", "out", "cu_seqlens_q", "seqused_k", "block_table")
 _OPTIONAL = ("q_descale", "k_descale", "v_descale", "alibi_slopes", "qq_bias", "sinks", "output_scale")

@@ -9,8 +9,8 @@ from functools import cached_property
 
 import torch
 
-from ..common.arguments import Arguments, Tiling, Variant, kernel_window, output_arguments
-from ..common.contract import (
+from .arguments import Arguments, Tiling, Variant, kernel_window, output_arguments
+from .contract import (
     FLOAT_DTYPES,
     FP8_DTYPES,
     ContractError,
@@ -28,11 +28,10 @@ from ..common.contract import (
     require_shape,
     require_unit_stride,
 )
-from ..common.launch import compiler_options, head_size_padded_for, tile_size_for
-from ..common.paged_cache import Scales, SplitKeys, SplitValues
-from ..common.rows import Tokens
-from ..common.scores import Scores
-from ..common.sequences import Batch
+from .launch import compiler_options, head_size_padded_for, tile_size_for
+from .paged_cache import Scales, SplitKeys, SplitValues
+from .rows import Batch, Tokens
+from .scores import Scores
 
 FP8_OF_NAME = {
     "fp8": torch.float8_e4m3fn,
