@@ -295,10 +295,6 @@ def main() -> None:
         connection.send_bytes(msgspec.json.encode(event))
 
 
-if __name__ == "__main__":
-    main()
-
-
 class Reductions:
     """The rules of a run's compile stage, and the reductions that are under way.
 
@@ -447,3 +443,7 @@ def answers_of(gpu: GpuFacts) -> Gpu:
     from fuzz_attn.targets.published.gpu_answers import Gpu  # noqa: PLC0415 - imports torch
 
     return Gpu(gpu[:2], gpu[2])
+
+
+if __name__ == "__main__":
+    main()
