@@ -116,7 +116,7 @@ def test_pairs_of_large_sizes_are_drawn(name: str) -> None:
     assert any(PAIRS[name](case) for case in drawn("unified"))
 
 
-SMALL_SIZES: dict[str, tuple[str, int, int, float]] = {
+SMALL_SIZES: dict[str, tuple[str, str, int, float]] = {
     "tokens of a merge": ("merge_states", "num_tokens", 16_384, 2.1),
     "heads of a merge": ("merge_states", "num_heads", 1_024, 2.1),
     "states": ("merge_states", "num_states", 1_024, 2.1),
