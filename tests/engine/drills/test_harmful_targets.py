@@ -23,7 +23,7 @@ HARM = {
     "patches_torch": ("crash", "broke the harness, in a fresh process too: TypeError"),
     "resizes_output": ("exception", "the target resized the output"),
 }
-"""Each target with the kind of its failure and the start of its message. `test_three_runs_at_once` has a wrong one."""
+"""Each target with the kind of its failure and the start of its message. `test_two_runs_at_once` has a wrong one."""
 
 
 @pytest.mark.parametrize("target", HARM)
