@@ -25,14 +25,12 @@ from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import FAR_AXES, CallForm, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import (
-    AlibiRecipe,
     Chunks,
     Custom,
     Full,
     LevelScores,
     Lookahead,
     PoisonRecipe,
-    QQBiasRecipe,
     SinkRecipe,
     TopLeft,
 )
@@ -52,7 +50,7 @@ DOMAINS = [
     Domain(features=frozenset({"window", "sinks", "fp8_kv"})),
     Domain(fp8_q_scales=False, dtypes=("float16",), head_sizes=(80,), paths=("3d",)),
     Domain(tile_hint=True, tile_sizes=(128,), paths=("2d", "3d"), block_sizes=(100, 200)),
-    *(Domain(features=ALL_FEATURES - {feature}) for feature in sorted(ALL_FEATURES)),
+    *(Domain(features=ALL_FEATURES - set(sorted(ALL_FEATURES)[at::8])) for at in range(8)),
     *(Domain(features=frozenset({feature})) for feature in sorted(ALL_FEATURES)),
     *(Domain(family=family) for family in FAMILIES),
     Domain(family="chunked", dtypes=("bfloat16",), head_sizes=(64, 128, 256), features=frozenset({"fp8_kv"})),
@@ -259,9 +257,6 @@ def test_drawn_cases_survive_a_json_round_trip(drawn_cases: list[AttentionCase])
         pytest.param(lambda _: True, SIMPLEST, id="anything"),
         pytest.param(lambda c: c.sinks, replace(SIMPLEST, sinks=SinkRecipe()), id="sinks"),
         pytest.param(lambda c: c.window, replace(SIMPLEST, window=1), id="window"),
-        pytest.param(lambda c: c.softcap, replace(SIMPLEST, softcap=1.0), id="softcap"),
-        pytest.param(lambda c: c.alibi, replace(SIMPLEST, alibi=AlibiRecipe()), id="alibi"),
-        pytest.param(lambda c: c.qq_bias, replace(SIMPLEST, qq_bias=QQBiasRecipe()), id="qq_bias"),
         pytest.param(
             lambda c: c.heads.num_queries_per_kv > 16,
             replace(SIMPLEST, heads=HeadLayout(num_queries_per_kv=17)),

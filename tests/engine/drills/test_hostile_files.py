@@ -1,7 +1,7 @@
 """Hostile files: valid files of every kind, mutated by a grammar, are read by every command that reads such files.
 
 Each gives a clear line and an exit status of the documents: no traceback, no process, no connection, and nothing
-written but the output. ``FUZZ_ATTN_HOSTILE_FILES=2000`` tries so many instead of a few hundred.
+written but the output. ``FUZZ_ATTN_HOSTILE_FILES=2000`` tries so many instead of 120.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.settings import load_settings
 from fuzz_attn.targets.published.wheel import Wheel
 
-EXAMPLES: Final = int(os.environ.get("FUZZ_ATTN_HOSTILE_FILES", "240"))
-PARTS: Final = 8
+EXAMPLES: Final = int(os.environ.get("FUZZ_ATTN_HOSTILE_FILES", "120"))
+PARTS: Final = 4
 """The examples are so many tests."""
 MOST_GROWTH: Final = 2**30
 """Bytes by which the memory of the process may grow."""
