@@ -11,7 +11,7 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.mask_recipes import Lookahead
+from fuzz_attn.case.recipes import Lookahead
 from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.operations.cache_write.write_case import WriteDomain
 from fuzz_attn.operations.merge_states.state_case import StateDomain
