@@ -107,19 +107,19 @@ COMMON = 60
 """How much more the weight of a usual kind counts than that of a rare one. A very rare kind has the weight 1: such a
 case may take as long as 50 others."""
 RARE: Final[dict[Kind, int]] = {
-    "many": 46,
-    "horde": 8,
-    "chunk": 50,
-    "surge": 120,
-    "vast": 22,
-    "convoy": 8,
-    "shelf": 26,
+    "many": 19,
+    "horde": 6,
+    "chunk": 20,
+    "surge": 48,
+    "vast": 15,
+    "convoy": 6,
+    "shelf": 20,
 }
 """The weights of rare kinds."""
 SURGE_WEIGHTS = (
     (SURGE_TOKENS, SURGE_PRODUCTS, RARE["surge"]),
-    (SURGE_TOKENS, COSTLY_PRODUCTS, 22),
-    (385, SURGE_PRODUCTS, 30),
+    (SURGE_TOKENS, COSTLY_PRODUCTS, 6),
+    (385, SURGE_PRODUCTS, 18),
 )
 """Tokens, products and weight: few cases can afford more than a thousand tokens, several a few hundred."""
 MASKED = 2
@@ -151,7 +151,7 @@ _BOOLEANS = sampled_from((False, True))
 _FEWER = sampled_from((0,) * 12 + (1, 2, 3, 4, 5, 6))
 """How the sequences are chosen that get fewer keys than query tokens; 0 chooses none."""
 _SERVED = sampled_from((False, True))
-_DECODED = sampled_from((False, True, True, True))
+_DECODED = sampled_from((False, True, True, True, True))
 """Whether a key of a served model gets a batch that schedulers make; for decodes, fewer keys can afford one."""
 _PLACES = sampled_from(range(12))
 _STRADDLES = (2, 3, 5)
@@ -277,7 +277,7 @@ def _kinds(
     if segments:
         weights |= {"decode": 7, "mixed": 16, "long": 2, "prompt": 2}
     if segments > MANY_SEGMENTS:
-        weights["long"] = 24
+        weights["long"] = 12
     if window:  # its edge differs from row to row
         weights |= {"decode": 5, "prefill": 5, "mixed": 14}
     if qq_bias:
