@@ -79,7 +79,8 @@ def _news(failing: Sequence[FoundFailure]) -> str:
     new = sum(not found.saved for found in failing)
     if new == len(failing):
         return ""
-    return f"{new} of them new" if new else "none of them new"
+    regressed = sum(found.counterexample.status == "fixed" for found in failing)
+    return f"{new or 'none'} of them new{f', {regressed} regressed' * bool(regressed)}"
 
 
 def confidence(cases: int) -> str:

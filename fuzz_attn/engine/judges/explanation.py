@@ -23,7 +23,7 @@ def explained(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) 
 
 
 def in_words(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) -> Verdict:
-    """Return a failure with what the kernel does wrong in one sentence, if that can be told, and weights that show it."""
+    """Return a failure with what the kernel does wrong in a sentence, and weights that show it, if they can be told."""
     explanation = judge(msgspec.structs.replace(order, forensics=True)).explanation
     if explanation is None:
         return verdict
