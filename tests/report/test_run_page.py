@@ -259,8 +259,8 @@ def test_a_launch_that_was_slow_once_is_no_failure_of_the_page(events: Events, l
     (found,) = run.report.failures
     doubtful = replace(found, counterexample=replace(found.counterexample, verdict=verdict, confirmation="unconfirmed"))
     run = dataclasses.replace(run, report=replace(run.report, failures=(doubtful,), errors=()))
-    found = verdict_in_words(run)
-    assert (found.mark, found.words) == ("good", "No failure, and 1 unconfirmed timeout in 3 cases")
+    sentence = verdict_in_words(run)
+    assert (sentence.mark, sentence.words) == ("good", "No failure, and 1 unconfirmed timeout in 3 cases")
 
 
 def test_only_the_last_event_ends_a_run(events: Events, log: Log) -> None:

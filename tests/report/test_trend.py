@@ -126,9 +126,7 @@ def test_axes_have_few_whole_numbers(largest: float) -> None:
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Return a function that runs the command line in a new folder; pages are short, as drawing takes seconds."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "fuzz_attn.report.page.run_page.run_page", lambda logs, made, **_: f"page of {logs[0].target}"
-    )
+    monkeypatch.setattr("fuzz_attn.report.page.run_page.run_page", lambda logs, made, **_: f"page of {logs[0].target}")
 
     def called(*arguments: str) -> Result:
         return CliRunner().invoke(main, arguments)

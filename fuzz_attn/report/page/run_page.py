@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -32,6 +33,7 @@ from fuzz_attn.report.page.surroundings import Surroundings
 from fuzz_attn.report.page.tables import Table, number, share, table
 from fuzz_attn.report.printing import count, safe, visible
 
+_LONG_NUMBER: Final = re.compile(r"\d{5,}")
 _STATES: Final = ("new", "regressed", "open", "known")
 
 
@@ -108,6 +110,7 @@ def verdict_in_words(log: RunLog) -> Sentence:
     """Return the verdict of a run as its page says it: not over yet while the log has no end."""
     found = verdict_of(log.report)
     more = safe(found.more[:1].upper() + found.more[1:])
+    found = found._replace(words=_LONG_NUMBER.sub(lambda digits: number(int(digits[0])), found.words))
     if log.finished:
         return Sentence(found.mark, safe(found.words), more)
     words = "Nothing judged yet" if not log.statistics.cases else f"So far: {found.words[0].lower()}{found.words[1:]}"
