@@ -77,10 +77,13 @@ def _others(report: RunReport) -> str:
 def _news(failing: Sequence[FoundFailure]) -> str:
     """Return how many failures are new, where some are not: they have files from before the run."""
     new = sum(not found.saved for found in failing)
+    regressed = sum(found.counterexample.status == "fixed" for found in failing)
     if new == len(failing):
         return ""
-    regressed = sum(found.counterexample.status == "fixed" for found in failing)
-    return f"{new or 'none'} of them new{f', {regressed} regressed' * bool(regressed)}"
+    if regressed == len(failing):
+        return "it was marked as fixed" if regressed == 1 else "all of them were marked as fixed"
+    every = "not new" if len(failing) == 1 else f"{new or 'none'} of them new"
+    return every + f", {regressed} regressed" * bool(regressed)
 
 
 def confidence(cases: int) -> str:

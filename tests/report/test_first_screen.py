@@ -74,7 +74,10 @@ def unfinished(every: list[Event]) -> list[Event]:
         (list, 2, "bad", "2 failures in 3 cases", ""),
         (with_files("open", range(1)), 2, "bad", "2 failures in 3 cases", "1 of them new"),
         (with_files("open", range(2)), 2, "bad", "2 failures in 3 cases", "None of them new"),
-        (with_files("fixed", range(2)), 2, "bad", "2 failures in 3 cases", "None of them new, 2 regressed"),
+        (with_files("fixed", range(2)), 2, "bad", "2 failures in 3 cases", "All of them were marked as fixed"),
+        (with_files("fixed", range(1)), 2, "bad", "2 failures in 3 cases", "1 of them new, 1 regressed"),
+        (with_files("fixed", range(1)), 1, "bad", "1 failure in 3 cases", "It was marked as fixed"),
+        (with_files("open", range(1)), 1, "bad", "1 failure in 3 cases", "Not new"),
         (with_files("known", range(1)), 2, "bad", "1 failure, and 1 known failure in 3 cases", ""),
         (
             with_files("known", range(2)),

@@ -174,7 +174,8 @@ def _cells(grid: Grid, left: int, top: int, side: int, *, used: bool) -> Iterato
             is_cause = (row.query, key) in causes
             kind = "fine" if not is_cause else "wrong" if used else "due"
             kind = "off" if used and not is_cause and row.is_wrong(key) else kind
-            frame = is_cause and row.is_cause(key) and side > _SMALL
+            lost = weight is not None and weight <= SAME * row.largest
+            frame = is_cause and row.is_cause(key) and (side > _SMALL or (used and lost))
             yield from _cell(left + key * side, y, side, weight, row.largest, kind, frame=frame)
         yield from _edges(row.visible, left, y, side)
 
@@ -186,7 +187,7 @@ def _cell(x: int, y: int, side: int, weight: float | None, largest: float, kind:
     share = 0.0 if weight is None else max(0.0, min(1.0, weight / largest))
     yield f'<rect class="empty" {place}/>'
     if weight is None:
-        yield f'<rect class="{kind} unread" {place}/>'
+        yield f'<rect class="{kind}{" unread" * (side > _SMALL or kind == "fine")}" {place}/>'
         if side > _SMALL:
             mark = "" if kind == "fine" else ' class="bad"'
             yield f'<text{mark} text-anchor="middle" x="{x + side / 2:g}" y="{y + 13}">?</text>'

@@ -21,7 +21,7 @@ from fuzz_attn.report.page.run_log import Moment, RunLog
 from fuzz_attn.report.page.sources import Place, Places
 from fuzz_attn.report.page.tables import Cell, Figure, Row, Table, bars, number, share, table
 from fuzz_attn.report.printing import safe
-from fuzz_attn.report.summary import combinations_in_words
+from fuzz_attn.report.summary import EVERY_CASE, UNKNOWN, combinations_in_words
 
 _WORDS: Final[Mapping[str, str]] = {
     name: aspect.words for operation in OPERATIONS.values() for name, aspect in operation.features.items()
@@ -137,8 +137,11 @@ def refusal(refused: CountedRefusal, counts: Statistics, places: Places) -> Show
     """Return the refusals of one place in short."""
     every = counts.cases + counts.refused + counts.not_judged
     message = f"{refused.refusal.error}: {refused.refusal.message}".partition("\n")[0][:200]
+    words = combinations_in_words(refused)
+    if words == UNKNOWN or (words == EVERY_CASE and counts.cases):  # nothing that they have in common was found
+        words, message = message, ""
     return ShownRefusal(
-        safe(_capital(combinations_in_words(refused))),
+        safe(_capital(words)),
         number(refused.cases),
         share(refused.cases, every),
         safe(message),

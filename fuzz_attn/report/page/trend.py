@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -58,6 +59,10 @@ def _address(log: RunLog, place: Path) -> str:
 
 def _began(log: RunLog) -> str:
     return moment(log.started.time)[:16] if log.started else log.folder.name
+
+
+def _day(log: RunLog) -> str:
+    return datetime.fromtimestamp(log.started.time, UTC).strftime("%d %b %H:%M") if log.started else log.folder.name
 
 
 def _runs_table(logs: list[RunLog], place: Path) -> Table:
@@ -139,7 +144,7 @@ def _failures_table(logs: list[RunLog], place: Path) -> Table | None:
         (what, *(_state(state.get(name), link.get(name, "")) for state, link in zip(states, links, strict=True)))
         for name, what in words.items()
     ]
-    return table("Each failure in each run, the newest first", ("failure", *map(_began, newest)), rows)
+    return table("Each failure in each run, the newest first", ("failure", *map(_day, newest)), rows)
 
 
 def _titles(logs: Sequence[RunLog]) -> dict[str, str]:
