@@ -145,7 +145,7 @@ def photograph(folder: Path) -> None:
     """Make the pictures of docs/report.md from a run on a target with five bugs."""
     for name in ("five_bugs.py", "torch_attention.py"):
         shutil.copy(ROOT / "tests" / "sample_targets" / name, folder)
-    printed("fuzz-attn run --target five_bugs.py:five_bugs --max-cases 150 --seed 3 --workers 1", folder)
+    printed("fuzz-attn run --target five_bugs.py:five_bugs --max-cases 400 --seed 3 --workers 1", folder)
     printed("fuzz-attn report reports/runs/*", folder)
     (report,) = folder.glob("reports/runs/*/report.html")
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))

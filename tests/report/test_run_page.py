@@ -171,6 +171,7 @@ def test_the_page_of_several_targets(events: Events, log: Log, page: Any, tmp_pa
     assert [words for level, words in shown.headings if level < 3] == ["2 targets", "a:f", "b:f"]
     links = [attributes["href"] for attributes in shown.all("a")]
     assert {"#t0-failure-1", "#t1-failure-1", "#t1-target"} <= set(links)
+    assert "a:f 1 failure in 3 cases b:f 1 failure in 3 cases" in " ".join(shown.text.split())
     ids = Counter(attributes["id"] for _, attributes in shown.elements if "id" in attributes)
     assert max(ids.values()) == 1
 

@@ -149,6 +149,7 @@ def picture(weights: Weights) -> Markup:
 def _panel(grid: Grid, top: int, name: str, *, used: bool) -> Iterator[str]:
     """Yield one grid under its name and the numbers of its keys, wrong ones in red, and the rest one in eight."""
     yield f'<text class="panel" x="0" y="{top + 26}">{name}</text>'
+    yield f'<text text-anchor="end" x="{_LEFT - 8}" y="{top + 26}">key</text>'
     wrong = {key for _, key in grid.causes}
     order = [*sorted(wrong), *(key for key in range(grid.keys) if key not in wrong and (grid.first_key + key) % 4 == 0)]
     taken: set[int] = set()
