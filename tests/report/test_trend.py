@@ -63,13 +63,18 @@ def test_each_run_is_a_row_and_the_newest_is_first(runs: list[Path], page: Any, 
 @pytest.mark.parametrize(
     ("order", "sentence"),
     [
-        ([2, 0], "New or regressed: Window: words."),
+        ([2, 0], "Fails again: Window: words."),
+        ([3, 0], "New: Window: words."),
+        ([3, 4], "Regressed: Window: words."),
+        ([0, 3], "Not seen again: Window: words."),
         ([0, 1], "The last run shows the same failures as the one before, and no other."),
         ([2, 2], "The last two runs show no failure."),
         ([2], "There is one run, so nothing to compare it with yet."),
     ],
 )
-def test_what_the_last_run_changed(order: list[int], sentence: str, runs: list[Path]) -> None:
+def test_what_the_last_run_changed(order: list[int], sentence: str, runs: list[Path], events: Events, log: Log) -> None:
+    nothing, fixed = events(failures=0), with_status(events(), "fixed")
+    runs += [log(each, f"2026010{number}-000000-1") for number, each in enumerate((nothing, fixed), 4)]
     logs = [log for index in order for log in read_run(runs[index])]
     assert sentence in trend_module._changes(logs)
 
@@ -83,7 +88,8 @@ def test_pages_are_linked_by_relative_addresses(runs: list[Path], page: Any, tmp
     links = [attributes["href"] for attributes in shown(page, runs, tmp_path).all("a")]
     pages = [f"runs/2026010{number}-000000-1/report.html" for number in (3, 2, 1)]
     of_runs = [link for link in links if link.endswith(".html")]
-    assert of_runs == [pages[0], *pages], "the last run, then a row for each"
+    assert of_runs == pages, "a row for each"
+    assert f"{pages[0]}#covered" in links, "what to look at next"
     of_failures = [link for link in links if "#failure" in link]
     assert of_failures == [f"{page}#failure-1" for page in pages[1:]], "each state that has a section leads to it"
 

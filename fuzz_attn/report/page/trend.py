@@ -43,13 +43,25 @@ def _target(name: str, logs: list[RunLog], place: Path) -> dict[str, Any]:
         "target": safe(name),
         "verdict": last,
         "when": _began(logs[-1]),
-        "link": _address(logs[-1], place),
+        "next": _next(logs[-1], place),
         "changes": _changes(logs),
         "table": _runs_table(logs, place),
         "figures": list(_figures(logs)),
         "failures": _failures_table(logs[-_SHOWN_RUNS:], place),
         "nothing": _nothing(logs),
     }
+
+
+def _next(log: RunLog, place: Path) -> tuple[str, str]:
+    """Return what to do next in words, and the address that they lead to."""
+    page = _address(log, place)
+    rows = enumerate(rows_of(log.report.failures), 1)
+    first = next((index for index, (found, _, _) in rows if found.fails), None)
+    if first is not None:
+        return f"See failure {first} of the last run", f"{page}#failure-{first}"
+    if verdict_in_words(log).mark != "good":
+        return "See why the last run says so little", page
+    return "Nothing to mend; see what the last run covered", f"{page}#covered"
 
 
 def _address(log: RunLog, place: Path) -> str:
@@ -104,13 +116,14 @@ def seen_masks(log: RunLog) -> int:
 
 
 def _figures(logs: list[RunLog]) -> Iterator[Figure]:
-    """Yield a chart of each count that has more than one value to compare."""
-    if len(logs) < 2:
-        return
-    yield _figure("Cases", [log.statistics.cases for log in logs])
-    yield _figure("Failures that fail the run", [sum(found.fails for found in log.report.failures) for log in logs])
-    if any(log.statistics.masks for log in logs):
-        yield _figure("Masks seen both ways and mixed", [seen_masks(log) for log in logs])
+    """Yield a chart of each count that changed."""
+    counts = {
+        "Cases": [log.statistics.cases for log in logs],
+        "Failures that fail the run": [sum(found.fails for found in log.report.failures) for log in logs],
+        "Masks seen both ways and mixed": [seen_masks(log) for log in logs],
+        "Pairs of features that met": [pairs[0] if (pairs := covered_pairs(log)) else 0 for log in logs],
+    }
+    yield from (_figure(title, values) for title, values in counts.items() if len(set(values)) > 1)
 
 
 def _figure(title: str, values: list[int]) -> Figure:
@@ -176,10 +189,20 @@ def _changes(logs: list[RunLog]) -> list[str]:
     titles = _titles(logs)
     titles |= {Path(event.path).name: Path(event.path).name for log in logs for event in log.passed} | titles
     before, after = _states(logs[-2]), _states(logs[-1])
-    new = [name for name, state in after.items() if state in ("open", "regressed") and before.get(name) != state]
+    changed = {name: state for name, state in after.items() if before.get(name) != state}
+    failing = {name: state for name, state in changed.items() if state in ("open", "regressed")}
+    regressed = [name for name, state in failing.items() if state == "regressed"]
+    again = [name for name, state in failing.items() if state == "open" and name in before]
+    new = [name for name in failing if name not in before and name not in regressed]
     gone = [name for name, state in before.items() if state != "passes" and name not in after]
     fixed = [name for name, state in after.items() if state == "passes" and before.get(name, "passes") != "passes"]
-    lists = (("New or regressed", new), ("Passes now", fixed), ("Not seen again", gone))
+    lists = (
+        ("New", new),
+        ("Regressed", regressed),
+        ("Fails again", again),
+        ("Passes now", fixed),
+        ("Not seen again", gone),
+    )
     sentences = [f"{words}: {safe('; '.join(map(titles.__getitem__, names)))}." for words, names in lists if names]
     return sentences or [_same(after)]
 
