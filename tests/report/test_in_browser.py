@@ -188,6 +188,11 @@ def test_commands_are_copied(browser: Browser, address: str) -> None:
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.endswith("replay saved/1.json --trust")
     assert button.text_content() == "Copied"
+    page.get_by_role("button", name="Copy as text").first.click()
+    lines = page.evaluate("navigator.clipboard.readText()").splitlines()
+    assert lines[0] == "1. Window: words"
+    assert any(line.endswith("explain saved/0.json --trust") for line in lines)
+    assert not {"Copy", "Next", "List", "query 0"} & set(lines), "no button, link or label of a drawing"
     page.context.close()
 
 

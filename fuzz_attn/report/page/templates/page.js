@@ -20,15 +20,26 @@
   }
 
   async function copy(button) {
-    const code = button.parentElement.querySelector("code");
+    const from = button.closest(".command")?.querySelector("code") ?? button.closest("article");
+    const words = button.textContent;
     try {
-      await navigator.clipboard.writeText(code.textContent);
+      await navigator.clipboard.writeText(from.matches("code") ? from.textContent : textOf(from));
     } catch {
-      getSelection().selectAllChildren(code);
+      getSelection().selectAllChildren(from);
       document.execCommand("copy");
     }
     button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    setTimeout(() => { button.textContent = words; }, 1500);
+  }
+
+  function textOf(article) {
+    const part = article.cloneNode(true);
+    for (const each of all("svg, .steps, .legend, .hidden, button, details", part)) each.remove();
+    part.style.contentVisibility = "visible";  // else it has no text below the screen
+    article.append(part);
+    const text = part.innerText.replace(/\n\s*\n/g, "\n").trim();
+    part.remove();
+    return text;
   }
 
   function openTarget() {
@@ -50,6 +61,7 @@
       button.setAttribute("aria-label", `Copy the command: ${command.dataset.what}`);
       command.append(button);
     }
+    for (const each of all("[data-copies]")) each.hidden = false;
   }
 
   document.addEventListener("input", (event) => {
@@ -57,7 +69,7 @@
   });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
-    if (button?.matches(".copy")) copy(button);
+    if (button?.matches(".copy, [data-copies]")) copy(button);
     if (button?.matches("[data-state]")) {
       for (const each of all("[data-state]", button.parentElement)) each.setAttribute("aria-pressed", each === button);
       filter(button.closest(".tools"));
