@@ -260,3 +260,14 @@ def test_a_state_failure_is_titled_by_what_was_seen(run: Callable[..., RunLog]) 
     verdict = Verdict("inputs_unchanged", "input_changed", "the launch changed its input sinks")
     changed = replace(found, counterexample=replace(found.counterexample, verdict=verdict, confirmation="state"))
     assert title_of(changed) == ("", "The launch changed its input sinks")
+
+
+def test_the_batch_is_drawn_with_its_pages_and_wrong_rows(run: Callable[..., RunLog]) -> None:
+    """The case has sequences of 3 and 300 cached and 2 and 40 new tokens, in pages of 16."""
+    (found,) = run(failures=1).report.failures
+    (shown,) = shown_failures([found], "", Places(), (), Path())
+    first, second = shown.batch
+    assert (first.words, second.words) == ("3 cached, 2 new, 1 page", "300 cached, 40 new, 22 pages")
+    assert (first.share, second.share) == (100 * 5 / 340, 100)
+    assert (first.page, second.page) == (0.0, 100 * 16 / 340), "one page has no border"
+    assert (first.wrong, second.wrong) == ((100 * 4.5 / 5,), ()), "the worst element is of query 1 of sequence 0"

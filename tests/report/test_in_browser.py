@@ -54,13 +54,17 @@ def made() -> dict[str, str]:
 
 @pytest.fixture
 def address(made: dict[str, str], events: Events, log: Log, tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """Return the address of a page: of a run, of a run with hostile texts, or of several runs."""
+    """Return the address of a page: of a run, with hostile texts, of a run of several targets, or of several runs."""
     kind = request.param
     if kind not in made:
         text = request.getfixturevalue("hostile") if kind == "hostile" else "words"
         runs = [log(events(failures=2, text=text, time=1e9 * day), f"2026010{day}-000000-1") for day in (1, 2)]
         logs = [read for folder in runs for read in read_run(folder)]
-        page = trend_page(logs, tmp_path, 0.0) if kind == "trend" else run_page(logs[:1], 0.0)
+        pages = {
+            "trend": lambda: trend_page(logs, tmp_path, 0.0),
+            "targets": lambda: run_page(logs, 0.0),
+        }
+        page = pages.get(kind, lambda: run_page(logs[:1], 0.0))()
         made[kind] = page_module.save(page, tmp_path / "page.html").as_uri()
     return made[kind]
 
@@ -94,6 +98,7 @@ def opened(browser: Browser, address: str, view: str) -> tuple[Page, list[str], 
         ("trend", "dark"),
         ("trend", "phone"),
         ("run", "wide"),
+        ("targets", "narrow and dark"),
     ],
     indirect=["address"],
 )

@@ -13,10 +13,9 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from fuzz_attn.backends.mask_coverage import Mask
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.engine.failures.triage import has_place
 from fuzz_attn.engine.listeners.results import FoundFailure
+from fuzz_attn.operations.operation import Batch
 from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Element, Verdict, Weights
 from fuzz_attn.report import failure
@@ -130,7 +129,8 @@ def _shown(
     example, verdict = found.counterexample, found.counterexample.verdict
     reason, title = title_of(found)
     place = places.of_site(verdict.site) if verdict.site else places.of_kernels(masks, example.target)
-    bars = list(_bars(example.case, verdict.worst)) if isinstance(example.case, AttentionCase) else []
+    batch = operation_of(example.case).batch_of(example.case)
+    bars = list(_bars(batch, verdict.worst)) if batch else []
     return ShownFailure(
         name=name,
         index=index,
@@ -259,21 +259,18 @@ def _share(ratio: float | None) -> float:
     return max(4.0, min(100.0, 10.0 * math.log10(max(1.0, ratio))))
 
 
-def _bars(case: AttentionCase, worst: Sequence[Element]) -> Iterator[SequenceBar]:
+def _bars(batch: Batch, worst: Sequence[Element]) -> Iterator[SequenceBar]:
     """Yield a bar for each sequence of a batch."""
-    longest = max((sequence.seq_len for sequence in case.sequences), default=0) or 1
-    packed = FAMILIES[case.family].cache.is_packed
-    size = case.pages.block_size
-    for index, sequence in enumerate(case.sequences):
-        keys, new = max(0, sequence.seq_len), sequence.query_len
-        cached = max(0, sequence.context_len)
-        pages = math.ceil(keys / size)
+    longest = max((cached + new for cached, new in batch.sequences), default=0) or 1
+    for index, (cached, new) in enumerate(batch.sequences):
+        tokens = cached + new
+        pages = math.ceil(tokens / batch.page) if batch.page else 0
         words = [f"{number(cached)} cached"] * bool(cached) + [f"{number(new)} new" if new else "no new token"]
-        words += [count(pages, "page")] * (not packed and keys > 0)
+        words += [count(pages, "page")] * bool(pages)
         rows = {each.query_index for each in worst if each.sequence == index}
-        wrong = tuple(100 * (cached + row + 0.5) / keys for row in sorted(rows) if keys and cached + row < keys)
-        border = 100 * size / keys if not packed and 1 < pages <= _MOST_PAGES else 0.0
-        yield SequenceBar(f"sequence {index}", ", ".join(words), cached, new, 100 * keys / longest, border, wrong)
+        wrong = tuple(100 * (cached + row + 0.5) / tokens for row in sorted(rows) if row < new)
+        border = 100 * batch.page / tokens if 1 < pages <= _MOST_PAGES else 0.0
+        yield SequenceBar(f"sequence {index}", ", ".join(words), cached, new, 100 * tokens / longest, border, wrong)
 
 
 def _worst(worst: tuple[Element, ...], index: int) -> Table | None:
