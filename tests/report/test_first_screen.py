@@ -241,6 +241,8 @@ def test_a_page_of_another_folder_links_to_the_file_of_a_failure(
     (tmp_path / "saved" / "1.json").write_text("{}")
     shown = page(run_page([read], 0.0, around=Surroundings(tmp_path / "pages")))
     assert [link for each in shown.all("a") if not (link := each["href"]).startswith("#")] == ["../saved/1.json"]
+    served = page(run_page([read], 0.0, live=True))
+    assert all(each["href"].startswith("#") for each in served.all("a")), "a page that is served lies in no folder"
 
 
 def test_nothing_is_called_covered_where_nothing_was_judged(run: Callable[..., RunLog], page: Any) -> None:

@@ -93,9 +93,9 @@ class ShownFailure:
 
 
 def shown_failures(
-    failures: Sequence[FoundFailure], prefix: str, places: Places, masks: Sequence[Mask], folder: Path
+    failures: Sequence[FoundFailure], prefix: str, places: Places, masks: Sequence[Mask], folder: Path | None
 ) -> list[ShownFailure]:
-    """Return the failures in the order and with the numbers of the terminal; ``folder`` is where the page lies."""
+    """Return the failures in the order and with the numbers of the terminal; the page lies in a ``folder``, if it is saved."""
     rows = list(rows_of(failures))[:MOST_FAILURES]
     return [
         _shown(found, cases, f"{prefix}failure-{index}", index, places, masks, folder)
@@ -124,7 +124,7 @@ def title_of(found: FoundFailure) -> tuple[str, str]:
 
 
 def _shown(
-    found: FoundFailure, cases: int, name: str, index: int, places: Places, masks: Sequence[Mask], folder: Path
+    found: FoundFailure, cases: int, name: str, index: int, places: Places, masks: Sequence[Mask], folder: Path | None
 ) -> ShownFailure:
     example, verdict = found.counterexample, found.counterexample.verdict
     reason, title = title_of(found)
@@ -223,12 +223,12 @@ def _commands(found: FoundFailure) -> Iterator[tuple[str, str]]:
         yield "One script for a bug report", safe(f"{command} --script {name}")
 
 
-def _file(path: str, folder: Path) -> tuple[str, str] | None:
-    """Return the address of a failure's file from the page, and its name; the address is empty where it is gone."""
+def _file(path: str, folder: Path | None) -> tuple[str, str] | None:
+    """Return the address of a failure's file from the page, if the page can lead to it, and its name."""
     if not path:
         return None
     there = Path(path)
-    address = quote(os.path.relpath(there, folder)) if there.is_file() else ""
+    address = quote(os.path.relpath(there, folder)) if folder is not None and there.is_file() else ""
     return address, safe(there.name)
 
 

@@ -24,7 +24,7 @@ from fuzz_attn.engine.listeners.results import LEAST_JUDGED
 from fuzz_attn.errors import OutputError
 from fuzz_attn.foreign_files import write_new
 from fuzz_attn.report import mask_gaps
-from fuzz_attn.report.outcome import Sentence, verdict_of
+from fuzz_attn.report.outcome import Sentence, rows_of, verdict_of
 from fuzz_attn.report.page import sections
 from fuzz_attn.report.page.failures import MOST_FAILURES, ShownFailure, shown_failures
 from fuzz_attn.report.page.run_log import RunLog
@@ -99,7 +99,7 @@ def _run(log: RunLog, prefix: str, around: Surroundings) -> dict[str, Any]:
         "problems": [safe(problem[:1].upper() + problem[1:]) for problem in _problems(log)],
         "failures": failures,
         "states": [(state, times) for state in _STATES if (times := sum(each.state == state for each in failures))],
-        "failures_left": max(0, len(log.report.failures) - MOST_FAILURES),
+        "failures_left": max(0, len(list(rows_of(log.report.failures))) - MOST_FAILURES),
         "refused": _refused(log, around.places),
         "covered": _covered(log) if statistics.cases else None,
         "details": _details(log),

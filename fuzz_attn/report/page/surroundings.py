@@ -20,10 +20,11 @@ PAGE_OF_RUNS: Final = "trend.html"
 class Surroundings:
     """What lies around a page: its folder, the addresses of other pages, and how the source is linked to.
 
+    A page that is served lies in no ``folder``, and links to no file.
     ``before`` has the address of the run before, of each target that has one; ``trend`` is empty where there is none.
     """
 
-    folder: Path = Path()
+    folder: Path | None = None
     before: dict[str, str] = field(default_factory=dict)
     trend: str = ""
     places: Places = field(default_factory=Places)
