@@ -95,7 +95,7 @@ class ShownFailure:
 def shown_failures(
     failures: Sequence[FoundFailure], prefix: str, places: Places, masks: Sequence[Mask], folder: Path | None
 ) -> list[ShownFailure]:
-    """Return the failures in the order and with the numbers of the terminal; the page lies in a ``folder``, if it is saved."""
+    """Return the failures in the order and with the numbers of the terminal; a saved page lies in a ``folder``."""
     rows = list(rows_of(failures))[:MOST_FAILURES]
     return [
         _shown(found, cases, f"{prefix}failure-{index}", index, places, masks, folder)
