@@ -92,13 +92,11 @@ def opened(browser: Browser, address: str, view: str) -> tuple[Page, list[str], 
 @pytest.mark.parametrize(
     ("address", "view"),
     [
-        ("run", "desktop"),
+        ("run", "wide"),
         ("run", "narrow and dark"),
         ("hostile", "phone"),
-        ("trend", "dark"),
         ("trend", "phone"),
-        ("run", "wide"),
-        ("targets", "narrow and dark"),
+        ("targets", "desktop"),
     ],
     indirect=["address"],
 )

@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from fuzz_attn.engine.listeners.distributions import EXACT, LARGEST, Distributions
-from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
-from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
 from fuzz_attn.operations.registry import OPERATIONS
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.page import charts
