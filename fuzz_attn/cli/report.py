@@ -19,14 +19,21 @@ from fuzz_attn.report.printing import console, show, whole
 if TYPE_CHECKING:
     from fuzz_attn.report.page.run_log import RunLog
 
-NEEDED = {"jinja2": "Jinja2", "markupsafe": "Jinja2", "matplotlib": "matplotlib"}
+NEEDED = {"jinja2": "Jinja2", "markupsafe": "Jinja2"}
 
 
 @click.command()
 @click.argument("folders", metavar="DIR...", type=FILE, nargs=-1, required=True)
 @click.option("--out", type=FILE, metavar="FILE", help="File of the page; of several runs, that of the trend.")
+@click.option(
+    "--link",
+    default="",
+    metavar="TEMPLATE",
+    help="Link lines of source, for example https://github.com/me/repo/blob/main/{file}#L{line} or "
+    "vscode://file/{path}:{line}.",
+)
 @exits
-def report(*, folders: tuple[Path, ...], out: Path | None) -> int:
+def report(*, folders: tuple[Path, ...], out: Path | None, link: str) -> int:
     """Write the page of a run: one HTML file that needs no network.
 
     DIR is the folder that a run printed; its page is report.html in that folder. Of several runs, each gets its page,
@@ -34,13 +41,14 @@ def report(*, folders: tuple[Path, ...], out: Path | None) -> int:
     reports/runs, stands for all of them.
     """
     _require_libraries()
-    from fuzz_attn.report.page.run_log import runs_in  # noqa: PLC0415 - `run` must not load matplotlib
+    from fuzz_attn.report.page.run_log import runs_in  # noqa: PLC0415 - `run` must do without Jinja2
 
     runs = list(runs_in(folders))
     if len(runs) == 1:
-        _write_run(runs[0], out)
+        _write_run(runs[0], out, link)
     else:
-        _write_trend([log for run in runs for log in _write_run(run, None)], out or _beside(runs))
+        trend = out or _beside(runs)
+        _write_trend([log for run in runs for log in _write_run(run, None, link, trend)], trend)
     return 0
 
 
@@ -55,12 +63,15 @@ def _require_libraries() -> None:
         raise ReportError(f"a page needs {name}: pip install 'fuzz-attn[report]'") from error
 
 
-def _write_run(folder: Path, out: Path | None) -> list[RunLog]:
-    """Write the page of a run, print where, and return its logs."""
-    from fuzz_attn.report.page import run_log, run_page  # noqa: PLC0415 - as above
+def _write_run(folder: Path, out: Path | None, link: str, trend: Path | None = None) -> list[RunLog]:
+    """Write the page of a run, print where, and return its logs; a ``trend`` is written later."""
+    from fuzz_attn.report.page import run_log, run_page, surroundings  # noqa: PLC0415 - as above
 
     logs = run_log.read_run(folder)
-    _print(run_page.save(run_page.run_page(logs, time.time()), out or folder / run_page.PAGE_NAME))
+    page = out or folder / surroundings.PAGE_NAME
+    targets = [log.target for log in logs]
+    around = surroundings.surroundings(folder, targets, page, link=link, trend=trend)
+    _print(run_page.save(run_page.run_page(logs, time.time(), around=around), page))
     return logs
 
 
@@ -72,7 +83,7 @@ def _write_trend(logs: list[RunLog], out: Path) -> None:
 
 def _beside(runs: list[Path]) -> Path:
     """Return the file of the trend beside the folders of the runs."""
-    from fuzz_attn.report.page.trend import PAGE_OF_RUNS  # noqa: PLC0415 - as above
+    from fuzz_attn.report.page.surroundings import PAGE_OF_RUNS  # noqa: PLC0415 - as above
 
     return Path(os.path.commonpath([run.resolve().parent for run in runs])) / PAGE_OF_RUNS
 

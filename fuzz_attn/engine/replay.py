@@ -189,7 +189,8 @@ def _replayed(path: Path, found: Counterexample, worker: Worker) -> Replayed:
     verdict = _shown(result)
     if isinstance(worker, IsolatedWorker) and result.own:
         verdict = explained(worker.judge, order_of(found), verdict)
-    in_words = msgspec.structs.replace(verdict, explanation=found.verdict.explanation, cause=found.verdict.cause)
+    kept = {name: getattr(found.verdict, name) for name in ("explanation", "cause", "weights")}
+    in_words = msgspec.structs.replace(verdict, **kept)
     if in_words == found.verdict:
         verdict = in_words
     answer, others = result.answer, tuple(each for failing in result.others for each in failures_of(failing.answer))

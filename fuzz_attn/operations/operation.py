@@ -121,6 +121,13 @@ class Lengths(NamedTuple):
     resized: Callable[[int], Any]
 
 
+class Batch(NamedTuple):
+    """The sequences of a case, each as its cached and its new tokens; ``page`` is the size of a page, 0 for none."""
+
+    sequences: tuple[tuple[int, int], ...]
+    page: int = 0
+
+
 Active: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Returns the context in which a healthy target runs."""
 
@@ -262,6 +269,10 @@ class Operation(ABC):
     def is_served(self, case: Any) -> bool:
         """Return whether a case looks like what people serve."""
         return False
+
+    def batch_of(self, case: Any) -> Batch | None:
+        """Return the sequences of a case, which a report draws; None for a case without any."""
+        return None
 
     def lengths_of(self, case: Any) -> Iterable[tuple[str, int]]:
         """Return the lengths of a case, by what they are, that a report counts by their powers of two."""

@@ -83,6 +83,28 @@ class Element(Plain, frozen=True):
     bound: NumberText
 
 
+RowOfWeights: TypeAlias = Annotated[str, Meta(pattern=r"^(?:(?:\d+(?:\.\d+)?(?:e-?\d+)?|\?) ?)*\Z", max_length=1000)]
+"""The weights of one query as text, one for each key, ``?`` where it could not be read: ``0.333 0.667 0``."""
+
+
+class Weights(Plain, frozen=True):
+    """The attention weights of one head of one sequence, which show what a kernel did wrong.
+
+    ``used`` has a row for each of the ``queries``, with a number for each key from ``first_key`` on; ``right`` are the
+    oracle's. ``visible`` has a text for each row, with ``1`` for each key that the row sees and ``0`` for the others.
+    They are of a ``larger`` case, in words, where the case of the failure itself does not show the cause.
+    """
+
+    sequence: Whole
+    head: Whole
+    queries: Annotated[tuple[Whole, ...], Meta(max_length=64)]
+    first_key: Whole
+    used: Annotated[tuple[RowOfWeights, ...], Meta(max_length=64)]
+    right: Annotated[tuple[RowOfWeights, ...], Meta(max_length=64)]
+    visible: Annotated[tuple[Annotated[str, Meta(pattern=r"^[01]*\Z", max_length=200)], ...], Meta(max_length=64)]
+    larger: str = ""
+
+
 class Verdict(Plain, frozen=True):
     """The result of one property.
 
@@ -92,6 +114,7 @@ class Verdict(Plain, frozen=True):
     that reach the output, once they were looked for. ``hint`` says in sentences what else may explain the failure.
     ``explanation`` is what the kernel did wrong, in words, once that was asked and could be told. ``cause`` is the same
     without positions and lengths, so that other cases of the bug have it too; empty where the case leaves several.
+    ``weights`` show it, where attention weights could be read.
     ``output`` names the output that is wrong if the case has several.
     """
 
@@ -109,6 +132,7 @@ class Verdict(Plain, frozen=True):
     explanation: str = ""
     cause: str = ""
     output: str = ""
+    weights: Weights | None = None
 
     @property
     def passed(self) -> bool:

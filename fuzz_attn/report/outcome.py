@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -21,26 +21,69 @@ ENOUGH_CASES: Final = 30
 NOT_FOLLOWED: Final = "seen, not followed"
 
 
+Mark: TypeAlias = Literal["bad", "good", "open"]
+"""What a verdict is: failures or an error; nothing found; too little judged, or not over yet."""
+
+
+class Sentence(NamedTuple):
+    """A verdict in one sentence, and what else it means."""
+
+    mark: Mark
+    words: str
+    more: str = ""
+
+
 def outcome(report: RunReport) -> RenderableType:
     """Return the verdict of a run, and under it the list of its failures."""
     return Group(verdict(report), failures_list(report.failures)) if report.failures else verdict(report)
 
 
 def verdict(report: RunReport) -> Text:
-    """Return the verdict of a run in one sentence: how many failures, or how little their absence says."""
-    statistics, failures = report.statistics, len(report.statistics.counterexamples)
-    among = f"in {count(statistics.cases, 'case')} of {safe(report.target)}"
-    known = f", and {count(len(statistics.known), 'known failure')}" * bool(statistics.known)
-    if failures:
-        return Text(f"{count(failures, 'failure')}{known} {among}", "bold red")
+    """Return the verdict of a run as a terminal shows it."""
+    found = verdict_of(report, f" of {safe(report.target)}")
+    words = ": ".join(filter(None, (found.words, found.more)))
+    return Text(words, "bold green" if found.mark == "good" else "bold red")
+
+
+def verdict_of(report: RunReport, of: str = "") -> Sentence:
+    """Return the verdict of a run: how many failures, how many of them are new, or how little their absence says.
+
+    ``of`` follows the number of cases.
+    """
+    statistics, failing = report.statistics, [found for found in report.failures if found.fails]
+    among = f"in {count(statistics.cases, 'case')}{of}"
+    if failing:
+        return Sentence("bad", f"{count(len(failing), 'failure')}{_others(report)} {among}", _news(failing))
     refused = f"{count(statistics.refused, 'case')} refused"
+    if report.lost:
+        return Sentence("bad", f"Failing cases without a row {among}", report.lost)
     if report.errors and statistics.cases:
-        return Text(f"Cut short by an error: no failure{known} {among}", "bold red")
+        return Sentence("bad", f"Cut short by an error: no failure{_others(report)} {among}")
     if not statistics.cases:
-        return Text(f"Nothing judged of {safe(report.target)}{f': {refused}' * bool(statistics.refused)}", "bold red")
+        return Sentence("open", f"Nothing judged{of}", refused if statistics.refused else "")
     if statistics.judged_share < LEAST_JUDGED:
-        return Text(f"Mostly refused: no failure{known} {among}, {refused}", "bold red")
-    return Text(f"No failure{known} {among}: {confidence(statistics.cases)}", "bold green")
+        return Sentence("open", f"Mostly refused: no failure{_others(report)} {among}, {refused}")
+    return Sentence("good", f"No failure{_others(report)} {among}", confidence(statistics.cases))
+
+
+def _others(report: RunReport) -> str:
+    """Return the failures that do not fail a run, in words that follow those that do."""
+    known = sum(found.known for found in report.failures)
+    doubtful = sum(not found.fails and not found.known for found in report.failures)
+    counted = (known, "known failure"), (doubtful, "unconfirmed timeout")
+    return "".join(f", and {count(number, what)}" for number, what in counted if number)
+
+
+def _news(failing: Sequence[FoundFailure]) -> str:
+    """Return how many failures are new, where some are not: they have files from before the run."""
+    new = sum(not found.saved for found in failing)
+    regressed = sum(found.counterexample.status == "fixed" for found in failing)
+    if new == len(failing):
+        return ""
+    if regressed == len(failing):
+        return "it was marked as fixed" if regressed == 1 else "all of them were marked as fixed"
+    every = "not new" if len(failing) == 1 else f"{new or 'none'} of them new"
+    return every + f", {regressed} regressed" * bool(regressed)
 
 
 def confidence(cases: int) -> str:
@@ -86,7 +129,7 @@ def _to_follow(found: FoundFailure) -> Iterator[str]:
 def cause(found: FoundFailure) -> str:
     """Return in one sentence what the kernel did wrong, or what was seen if no cause is known."""
     verdict = found.counterexample.verdict
-    words = (verdict.explanation or verdict.message).partition("\n")[0]
+    words = (verdict.explanation.partition(" (in a larger case: ")[0] or verdict.message).partition("\n")[0]
     return words.replace(f" at {verdict.site}", "") if verdict.site else words
 
 
@@ -133,6 +176,9 @@ def status_of(found: FoundFailure) -> str:
 def _place(found: FoundFailure) -> str:
     """Return where a failure of a GPU shows, unless in the simulator too, as far as it is known."""
     elsewhere = found.counterexample.elsewhere
-    if elsewhere is None or not found.followed or elsewhere.outcome == "fails":
+    if elsewhere is None or not found.followed:
         return ""
+    if elsewhere.outcome == "fails":
+        larger = f"smaller cases pass on {found.counterexample.environment.backend}"
+        return larger if elsewhere.shrunk_case == "larger" else ""
     return only_here(found.counterexample) or f"not judged in the {elsewhere.backend}"

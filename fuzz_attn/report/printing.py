@@ -97,9 +97,6 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 _FONTS: Final = re.compile(r"\s*@font-face\s*\{.*?\}", re.DOTALL)
 """Fonts that rich would load from a network; without them a reader's own fixed-width font is used."""
-_ADDRESSES: Final = re.compile(r"<!--.*?-->|xmlns=\"[^\"]*\"", re.DOTALL)
-"""What else an SVG of rich names of the network: rich itself, and the language's name space."""
-
 _COLUMN: Final = 12.2
 """Width of a column of the terminal, in the units of the picture."""
 _BUTTONS: Final = 92
@@ -119,17 +116,6 @@ def save_picture(renderable: RenderableType, path: Path, *, title: str) -> None:
         path.write_text(drawn, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def inline_picture(renderable: RenderableType, *, title: str, name: str) -> str:
-    """Return the same picture to put into a page: without addresses of fonts, and with names that begin with ``name``.
-
-    The page must say what it shows to those who cannot see it.
-    """
-    recorded = _recorded(renderable)
-    svg = recorded.export_svg(title=_fitting(title, recorded), unique_id=name)
-    style, end, drawing = _FONTS.sub("", svg).partition("</style>")
-    return _ADDRESSES.sub("", style).strip() + end + drawing.strip()
 
 
 def _fitting(title: str, recorded: Console) -> str:

@@ -18,6 +18,9 @@ from fuzz_attn.report.printing import count, whole
 
 MOST_COMBINATIONS: Final = 4
 MOST_CHARACTERS: Final = 200
+UNKNOWN: Final = "not reduced"
+EVERY_CASE: Final = "every case"
+"""What is said of refusals of which nothing is known, and of those that need nothing."""
 
 
 def render_refusals(refusals: tuple[CountedRefusal, ...]) -> RenderableType:
@@ -42,13 +45,13 @@ def combinations_in_words(refused: CountedRefusal) -> str:
     """Return the refused combinations: ``head size 24 with sinks; fp8 output``."""
     words = [_in_words(combination) for combination in refused.combinations]
     more = f"; {len(words) - MOST_COMBINATIONS} more" if len(words) > MOST_COMBINATIONS else ""
-    return "; ".join(words[:MOST_COMBINATIONS]) + more if words else "not reduced"
+    return "; ".join(words[:MOST_COMBINATIONS]) + more if words else UNKNOWN
 
 
 def _in_words(combination: tuple[str, ...]) -> str:
     if combination[-1:] == (NOT_REDUCED,):
         return ", ".join([" with ".join(combination[:-1]), NOT_REDUCED][len(combination) == 1 :])
-    return " with ".join(combination) or "every case"
+    return " with ".join(combination) or EVERY_CASE
 
 
 def _message(refused: CountedRefusal) -> str:

@@ -169,9 +169,9 @@ class Terminal:
             self._headline = ""
 
     def _row(self, what: str, words: str) -> None:
-        """Print a row: seconds since the start, what happened, and the first line of the words."""
+        """Print a row: seconds since the start, what happened, and the first line of the words, which is never cut."""
         seconds = 0.0 if self._began is None else time.monotonic() - self._began
-        row = Text(f"{seconds:6.1f} s  ", no_wrap=True, overflow="ignore" if self._live is None else "ellipsis")
+        row = whole(f"{seconds:6.1f} s  ")
         row.append(f"{what:7}", STYLES[what]).append(safe(words.partition("\n")[0]))
         show(self._console, row)
 

@@ -3,6 +3,7 @@
 import io
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -14,7 +15,7 @@ from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, signed
+from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, Environment, signed
 from fuzz_attn.engine.events import (
     CaseJudged,
     Event,
@@ -43,6 +44,7 @@ from fuzz_attn.report.terminal import Terminal
 
 HOSTILE = "[bold]wrong[/] \x1b]0;title\x07 \x1b[2J :smile: \r\x9b31m"
 SHOWN = r"[bold]wrong[/] \x1b]0;title\x07 \x1b[2J :smile: \x0d\x9b31m"
+ON_CUDA = Environment("cuda", (), {})
 CASE = AttentionCase(sequences=(Sequence(2, 3),), window=2)
 
 
@@ -117,6 +119,13 @@ def test_a_terminal_shows_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None))
     assert "1 case, 0.1 cases/s" in text
     assert "window 100%" in text
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_row_never_cuts_the_file_and_line_that_it_ends_with(is_terminal: bool) -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=is_terminal, color_system=None)
+    site = f"/{'a_long_folder/' * 8}attention.py:432"
+    assert f"out-of-bounds load in kernel at {site}\n" in printed(console, f"out-of-bounds load in kernel at {site}")
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -261,6 +270,15 @@ def test_a_saved_failure_that_passes_is_a_note(found: Counterexample, notes: tup
 def test_the_status_says_how_sure_a_failure_is(fields: dict[str, object], done: bool, status: str) -> None:
     found = msgspec.structs.replace(failure(), **fields)
     assert status_of(FoundFailure(found, "a.json", 1.0, done=done)) == status
+
+
+@pytest.mark.parametrize(
+    ("shrunk_case", "status"), [("fails", "open"), ("larger", "open, smaller cases pass on cuda"), ("unknown", "open")]
+)
+def test_the_status_says_where_smaller_cases_pass(shrunk_case: Any, status: str) -> None:
+    there = Elsewhere("simulator", outcome="fails", shrunk_case=shrunk_case)
+    found = msgspec.structs.replace(shrunk(failure()), elsewhere=there, environment=ON_CUDA)
+    assert status_of(FoundFailure(found, "a.json", 1.0, done=True)) == status
 
 
 def test_control_characters_are_shown() -> None:

@@ -48,10 +48,10 @@ FIGURES: Final = re.compile(r"^All commands of this page .*?\.\n", re.MULTILINE 
 ROWS: Final = re.compile(r"^ +\d+\.\d s  (?:found|shrunk|same) .*\n", re.MULTILINE)
 VERDICT: Final = re.compile(r"^(?:No failure|\d+ failures?) in .*?(?=^Written)", re.MULTILINE | re.DOTALL)
 """Of what a run prints, the parts that a page shows."""
-PHOTOGRAPHS: Final[tuple[tuple[str, int, int, Literal["light", "dark"]], ...]] = (
-    ("report-desktop.png", 900, 1050, "light"),
-    ("report-dark.png", 900, 1050, "dark"),
-    ("report-phone.png", 390, 1100, "light"),
+PHOTOGRAPHS: Final[tuple[tuple[str, int, int, Literal["light", "dark"], str], ...]] = (
+    ("report-desktop.png", 1180, 900, "light", ""),
+    ("report-dark.png", 1180, 720, "dark", "#failure-1"),
+    ("report-phone.png", 390, 1200, "light", ""),
 )
 
 
@@ -145,15 +145,15 @@ def photograph(folder: Path) -> None:
     """Make the pictures of docs/report.md from a run on a target with five bugs."""
     for name in ("five_bugs.py", "torch_attention.py"):
         shutil.copy(ROOT / "tests" / "sample_targets" / name, folder)
-    printed("fuzz-attn run --target five_bugs.py:five_bugs --max-cases 150 --seed 3 --workers 1", folder)
+    printed("fuzz-attn run --target five_bugs.py:five_bugs --max-cases 400 --seed 3 --workers 1", folder)
     printed("fuzz-attn report reports/runs/*", folder)
     (report,) = folder.glob("reports/runs/*/report.html")
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        for name, width, height, colours in PHOTOGRAPHS:
+        for name, width, height, colours, part in PHOTOGRAPHS:
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
-            page.goto(report.as_uri())
+            page.goto(f"{report.as_uri()}{part}")
             page.screenshot(path=ROOT / "docs" / name)
         browser.close()
 

@@ -30,7 +30,7 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
 from fuzz_attn.engine.orders import Order, Ready
-from fuzz_attn.oracle.verdict import Element, Verdict
+from fuzz_attn.oracle.verdict import Element, Verdict, Weights
 from fuzz_attn.properties.refusal import Refusal
 
 HOSTILE = "<script>alert(1)</script> \"quoted' &amp; $x$ {{ 7 * 7 }} \x1b[31m </style> --> ]]> <img src=http://evil.example/x>"
@@ -38,6 +38,8 @@ HOSTILE = "<script>alert(1)</script> \"quoted' &amp; $x$ {{ 7 * 7 }} \x1b[31m </
 WINDOW = AttentionCase(sequences=(Sequence(2, 3), Sequence(40, 300)), window=2, heads=HeadLayout(head_size=32))
 PLAIN = AttentionCase(sequences=(Sequence(1, 9),), softcap=2.0, launch=LaunchHints(path="3d", num_segments=4))
 WORST = (Element(1, 0, 2, 0, 1, actual="nan", expected="-0.18", bound="1.5e-07"),)
+WEIGHTS = Weights(0, 0, (0, 1), 2, ("0.25 0.75 0", "0 0.5 0.5"), ("0 1 0", "0 0.5 0.5"), ("010", "011"))
+"""Query 0 attends key 2, which it must not see."""
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 
@@ -101,7 +103,9 @@ def failure(
     target: str = "mine.py:attend", message: str = "2 of 8 wrong", number: int = 0, **changes: object
 ) -> Counterexample:
     """Return a confirmed counterexample, a wrong output or another bug for each other number."""
-    verdict = Verdict("oracle", "mismatch", message, 12.5, "tail_rows", 2, 8, WORST, explanation=f"window: {message}")
+    verdict = Verdict(
+        "oracle", "mismatch", message, 12.5, "tail_rows", 2, 8, WORST, explanation=f"window: {message}", weights=WEIGHTS
+    )
     if number:
         verdict = Verdict("oracle", "exception", message, site=f"mine.py:{number}")
     found = signed(target, "unified", None, WINDOW, verdict)

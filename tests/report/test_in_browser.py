@@ -26,10 +26,13 @@ VIEWS: Final[dict[str, dict[str, Any]]] = {
     "phone": {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True},
     "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
     "narrow and dark": {"viewport": {"width": 320, "height": 640}, "color_scheme": "dark"},
+    "wide": {"viewport": {"width": 1600, "height": 1000}},
 }
+FIRST_PAINT: Final = 1.0
+"""Seconds; on a quiet machine it takes 0.1 to 0.2."""
 PATIENCE: Final = 600_000
 """Milliseconds; longer than any step takes on a busy machine."""
-FOCUSABLE: Final = "a[href], summary, input, [tabindex='0']"
+FOCUSABLE: Final = "a[href], summary, input, button, [tabindex='0']"
 Events = Callable[..., list[Event]]
 Log = Callable[..., Path]
 
@@ -51,13 +54,17 @@ def made() -> dict[str, str]:
 
 @pytest.fixture
 def address(made: dict[str, str], events: Events, log: Log, tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """Return the address of a page: of a run, of a run with hostile texts, or of several runs."""
+    """Return the address of a page: of a run, with hostile texts, of a run of several targets, or of several runs."""
     kind = request.param
     if kind not in made:
         text = request.getfixturevalue("hostile") if kind == "hostile" else "words"
         runs = [log(events(failures=2, text=text, time=1e9 * day), f"2026010{day}-000000-1") for day in (1, 2)]
         logs = [read for folder in runs for read in read_run(folder)]
-        page = trend_page(logs, tmp_path, 0.0) if kind == "trend" else run_page(logs[:1], 0.0)
+        pages = {
+            "trend": lambda: trend_page(logs, tmp_path, 0.0),
+            "targets": lambda: run_page(logs, 0.0),
+        }
+        page = pages.get(kind, lambda: run_page(logs[:1], 0.0))()
         made[kind] = page_module.save(page, tmp_path / "page.html").as_uri()
     return made[kind]
 
@@ -84,7 +91,13 @@ def opened(browser: Browser, address: str, view: str) -> tuple[Page, list[str], 
 
 @pytest.mark.parametrize(
     ("address", "view"),
-    [("run", "narrow and dark"), ("hostile", "phone"), ("trend", "desktop")],
+    [
+        ("run", "wide"),
+        ("run", "narrow and dark"),
+        ("hostile", "phone"),
+        ("trend", "phone"),
+        ("targets", "desktop"),
+    ],
     indirect=["address"],
 )
 def test_a_page_loads_nothing_and_has_nothing_serious(browser: Browser, address: str, view: str) -> None:
@@ -137,13 +150,88 @@ def test_keys_open_a_part_and_follow_the_contents(browser: Browser, address: str
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
-    part = page.locator("summary", has_text="All pairs")
+    part = page.locator("summary", has_text="Features and pairs")
     part.focus()
     page.keyboard.press("Enter")
     assert page.locator("table", has_text="Cases with both features of a pair").is_visible()
-    page.locator("nav a", has_text="Speed and time").focus()
+    page.locator("nav a", has_text="Details").focus()
     page.keyboard.press("Enter")
-    assert page.evaluate("document.querySelector('#speed').getBoundingClientRect().top < window.innerHeight")
+    assert page.evaluate("document.querySelector('#details').getBoundingClientRect().top < window.innerHeight")
+    page.locator(".row a[href='#failure-2']").focus()
+    page.keyboard.press("Enter")
+    top = page.evaluate("document.querySelector('#failure-2').getBoundingClientRect().top")
+    bar = page.evaluate("document.querySelector('.bar').getBoundingClientRect().bottom")
+    assert bar <= top < 500, "the title is seen below the navigation, which stays"
+    page.context.close()
+
+
+@pytest.mark.parametrize("address", ["run"], indirect=True)
+def test_failures_are_searched_and_filtered(browser: Browser, address: str) -> None:
+    page = new_page(browser, "desktop")
+    page.goto(address)
+    rows, sections = page.locator(".row:visible"), page.locator("article:visible")
+    page.get_by_label("Search the failures").fill("window 0.25")
+    assert (rows.count(), sections.count()) == (1, 1), "what is in a section is found too"
+    assert page.locator(".tools [role=status]").text_content() == "1 of 2 shown"
+    page.get_by_label("Search the failures").fill("")
+    page.get_by_role("button", name="New 2").press("Enter")
+    assert (rows.count(), page.locator("[aria-pressed=true]").text_content()) == (2, "New 2")
+    page.get_by_label("Search the failures").fill("no such words")
+    assert (rows.count(), sections.count()) == (0, 0)
+    page.context.close()
+
+
+@pytest.mark.parametrize("address", ["run"], indirect=True)
+def test_commands_are_copied(browser: Browser, address: str) -> None:
+    page = new_page(browser, "desktop")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(address)
+    button = page.get_by_role("button", name="Copy the command: Does it still fail? Failure 2")
+    button.click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.endswith("replay saved/1.json --trust")
+    assert button.text_content() == "Copied"
+    page.get_by_role("button", name="Copy as text").first.click()
+    lines = page.evaluate("navigator.clipboard.readText()").splitlines()
+    assert lines[0] == "1. Window: words"
+    assert any(line.endswith("explain saved/0.json --trust") for line in lines)
+    assert not {"Copy", "Next", "List", "query 0"} & set(lines), "no button, link or label of a drawing"
+    page.context.close()
+
+
+@pytest.mark.parametrize("address", ["run"], indirect=True)
+def test_without_scripts_everything_is_there(browser: Browser, address: str) -> None:
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.goto(address)
+    assert (page.locator(".row:visible").count(), page.locator("article:visible").count()) == (2, 2)
+    assert page.locator("button:visible, input:visible").count() == 0
+    page.context.close()
+
+
+def test_forty_failures_of_a_million_cases_are_painted_at_once(
+    browser: Browser, events: Events, log: Log, tmp_path: Path
+) -> None:
+    folder = log(events(failures=40, text="a message as long as they are " * 8))
+    path = folder / "events.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"cases":3', b'"cases":1000000'))
+    page = new_page(browser, "desktop")
+    saved = page_module.save(run_page(read_run(folder), 0.0), tmp_path / "page.html")
+    assert saved.stat().st_size < 5e6
+    page.goto(saved.as_uri())
+    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
+    painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    assert painted < FIRST_PAINT * 1000
+    assert page.locator(".headline").text_content() == "40 failures in 1\u202f000\u202f000 cases"
+    page.context.close()
+
+
+@pytest.mark.parametrize("address", ["run"], indirect=True)
+def test_a_printed_page_has_no_controls(browser: Browser, address: str) -> None:
+    page = new_page(browser, "desktop")
+    page.goto(address)
+    page.emulate_media(media="print")
+    assert page.locator("nav:visible, button:visible, input:visible").count() == 0
+    assert page.locator("article:visible").count() == 2
     page.context.close()
 
 
@@ -152,7 +240,7 @@ def test_dark_and_light_differ_and_charts_follow(browser: Browser, address: str)
     colours = []
     for view in ("desktop", "dark"):
         page, _, _ = opened(browser, address, view)
-        script = "[document.body, document.querySelector('figure svg text')].map((each) => getComputedStyle(each))"
+        script = "[document.body, document.querySelector('svg.chart text')].map((each) => getComputedStyle(each))"
         colours.append(page.evaluate(f"(({script})).map((style, index) => index ? style.fill : style.backgroundColor)"))
         page.context.close()
     light_paper, light_ink, dark_paper, dark_ink = (_brightness(colour) for pair in colours for colour in pair)
@@ -185,12 +273,12 @@ def _check_renewal(browser: Browser, address: str, log: Path) -> None:
     page, errors, requests = opened(browser, address, "desktop")
     assert [each["id"] for each in Axe().run(page).response["violations"]] == []
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = false; })")
-    page.locator("summary", has_text="All pairs").click()
+    page.locator("summary", has_text="Features and pairs").click()
     log.write_bytes(log.read_bytes().replace(b'"cases":3', b'"cases":4'))
     page.evaluate("renew()")
-    page.wait_for_function("document.querySelector('.verdict').textContent.includes('4 cases judged')")
+    page.wait_for_function("document.querySelector('.verdict').textContent.includes('4 cases')")
     assert page.evaluate("[...document.querySelectorAll('details')].filter((each) => each.open).length") == 1
-    assert page.evaluate("document.activeElement.textContent") == "All pairs"
+    assert page.evaluate("document.activeElement.textContent") == "Features and pairs"
     assert errors == []
-    assert set(requests) == {address, f"{address}live.js"}
+    assert set(requests) == {address, f"{address}live.js", f"{address}page.js"}
     page.context.close()

@@ -206,6 +206,12 @@ def _enter(found: Counterexample, verdict: Verdict, path: Path, lives: FailureLi
         found = msgspec.structs.replace(found, confirmation="confirmed")
     if found.elsewhere is not None and class_of(verdict) in found.elsewhere.found_as:
         verdict = found.verdict  # it names the line that the backend that explains has found
+    if (verdict.what, verdict.message, verdict.worst) == (
+        found.verdict.what,
+        found.verdict.message,
+        found.verdict.worst,
+    ):
+        verdict = found.verdict  # it also says the cause
     found = msgspec.structs.replace(found, verdict=verdict, trigger=trigger)
     failure = lives.records.enter(found, str(path), saved=True)
     failure.trigger = trigger_in(found)

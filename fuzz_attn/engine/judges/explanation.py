@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from fuzz_attn.engine.orders import Answer, Order
-from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.forensics.explanation import Explanation
+from fuzz_attn.oracle.verdict import Verdict, Weights
 
 
 def explained(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) -> Verdict:
@@ -22,8 +23,26 @@ def explained(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) 
 
 
 def in_words(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) -> Verdict:
-    """Return a failure with what the kernel does wrong in one sentence, if that can be told."""
+    """Return a failure with what the kernel does wrong in a sentence, and weights that show it, if they can be told."""
     explanation = judge(msgspec.structs.replace(order, forensics=True)).explanation
-    if explanation is None or explanation.reason == "unknown":
+    if explanation is None:
+        return verdict
+    verdict = msgspec.structs.replace(verdict, weights=weights_of(explanation))
+    if explanation.reason == "unknown":
         return verdict
     return msgspec.structs.replace(verdict, explanation=explanation.sentence, cause=explanation.cause)
+
+
+def weights_of(explanation: Explanation) -> Weights | None:
+    """Return the weights of an explanation as a file holds them, with three digits."""
+    shown = explanation.heatmap
+    if shown is None:
+        return None
+    used, right = (tuple(map(_as_text, rows)) for rows in (shown.actual, shown.expected))
+    return Weights(
+        shown.sequence, shown.head, shown.queries, shown.first_key, used, right, shown.visible, explanation.longer
+    )
+
+
+def _as_text(weights: Iterable[float]) -> str:
+    return " ".join("?" if weight < 0 else f"{weight:.3g}" for weight in weights)

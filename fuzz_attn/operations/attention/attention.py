@@ -31,6 +31,7 @@ from fuzz_attn.case.plain import counted
 from fuzz_attn.case.serving import looks_like_serving
 from fuzz_attn.operations.operation import (
     Active,
+    Batch,
     Drawing,
     ExcludesKey,
     Lengths,
@@ -126,6 +127,12 @@ class Attention(Operation):
     def is_served(self, case: AttentionCase) -> bool:
         """Return whether a case looks like what people serve."""
         return looks_like_serving(case)
+
+    def batch_of(self, case: AttentionCase) -> Batch:
+        """Return the sequences of the batch."""
+        is_packed = FAMILIES[case.family].cache.is_packed
+        lengths = tuple((max(0, sequence.context_len), sequence.query_len) for sequence in case.sequences)
+        return Batch(lengths, 0 if is_packed else case.pages.block_size)
 
     def lengths_of(self, case: AttentionCase) -> Iterable[tuple[str, int]]:
         """Return the lengths of the sequences, and all keys."""

@@ -1,76 +1,72 @@
-"""Charts as SVG to put into a page: no script, no address, and the page's own colours and font.
-
-matplotlib draws with placeholder colours, which are replaced by the variables of the style sheet. So one drawing is
-right in light and dark.
-"""
+"""Charts as SVG to put into a page, in the page's own colours: lines over time, and which pairs of features met."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
-import textwrap
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import matplotlib as mpl
 from markupsafe import Markup, escape
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-INK: Final = "#010203"
-LINES: Final = "#010204"
-SERIES: Final = ("#010205", "#010206", "#010207", "#010208")
-_VARIABLES: Final = {
-    INK: "var(--ink)",
-    LINES: "var(--line)",
-    **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)},
-}
-_SETTINGS: Final[Any] = {  # its type lists all names of settings, and differs between versions
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fuzz-attn",
-    "font.size": 10.0,
-    "text.parse_math": False,
-}
-_METADATA: Final = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-_UNUSED: Final = re.compile(
-    r"^.*?<svg.*?>|<(metadata|style|clipPath)\b.*?</\1>|<!--.*?-->"
-    r"| (?:id|clip-path)=\"[^\"]*\"|font-family:[^;\"]*;? ?",
-    re.DOTALL,
-)
-"""What a page does not need of matplotlib's SVG."""
-_MOST_POINTS: Final = 400
-_MOST_CHARACTERS: Final = 54
-_WRAPPED: Final = 26
-_WIDTH: Final = 4.6
+_WIDTH, _HEIGHT = 380, 170
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 34
+_MOST_POINTS: Final = 300
+_MOST_NUMBERS: Final = 12
+_SIDE, _LARGEST_CELL = 190, 24
 
 
 class Line(NamedTuple):
-    """A line of a chart: its name and its points."""
+    """The points of a line."""
 
-    name: str
     x: Sequence[float]
     y: Sequence[float]
 
 
-def line_chart(lines: Sequence[Line], x_label: str, y_label: str, words: str, *, steps: bool = False) -> Markup:
-    """Return lines over one axis that starts at 0; with ``steps``, each value holds since the point before."""
-    with mpl.rc_context(_SETTINGS):
-        figure, axes = _axes(2.3)
-        for index, line in enumerate(lines):
-            step = 1 + len(line.x) // _MOST_POINTS
-            x, y = (_thinned(values, step) for values in (line.x, line.y))
-            style = "steps-pre" if steps else "default"
-            axes.plot(x, y, color=SERIES[index % len(SERIES)], label=line.name, lw=2, drawstyle=style)
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-        _label(axes, x_label, y_label)
-        if len(lines) > 1:
-            axes.legend(frameon=False, labelcolor=INK)
-        return _svg(figure, words)
+def line_chart(line: Line, x_label: str, words: str, *, steps: bool = False, first: int = 0) -> Markup:
+    """Return a line over axes with whole numbers, the upright one from 0 and the other from ``first`` on.
+
+    With ``steps``, each value holds since the one before.
+    """
+    step = 1 + len(line.x) // _MOST_POINTS
+    x, y = (_thinned(values, step) for values in (line.x, line.y))
+    xs, ys = _from(first, ticks(max(x))), ticks(max(y))
+    wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def place(at: float, value: float) -> str:
+        return f"{across(at):.1f} {_TOP + high * (1 - value / ys[-1]):.1f}"
+
+    def across(at: float) -> float:
+        return _LEFT + wide * (at - first) / (xs[-1] - first)
+
+    parts = [f'<path class="grid" d="M{place(first, tick)}h{wide}"/>' for tick in ys]
+    parts += [
+        f'<text text-anchor="end" x="{_LEFT - 6}" y="{_TOP + high * (1 - tick / ys[-1]) + 4:.1f}">{short(tick)}</text>'
+        for tick in ys
+    ]
+    parts += [
+        f'<text text-anchor="middle" x="{across(tick):.1f}" y="{_HEIGHT - 18}">{short(tick)}</text>' for tick in xs
+    ]
+    parts.append(f'<text text-anchor="middle" x="{_LEFT + wide / 2:g}" y="{_HEIGHT - 3}">{escape(x_label)}</text>')
+    points = [place(*point) for point in zip(x, y, strict=True)]
+    if steps:
+        held = [f"{place(at, value)}L{place(to, value)}" for at, to, value in zip(x, x[1:], y[1:], strict=False)]
+        points = held or points
+    parts.append(f'<path class="line" d="M{"L".join(points)}"/>')
+    if len(x) < 20 and not steps:
+        parts += [f'<circle r="3" cx="{point.split()[0]}" cy="{point.split()[1]}"/>' for point in points]
+    return _svg(parts, words, _WIDTH, _HEIGHT)
+
+
+def _from(first: int, numbers: list[float]) -> list[float]:
+    """Return where the lower axis has a number: at each from ``first`` on if they are few."""
+    if not first:
+        return numbers
+    last = max(first + 1, math.ceil(numbers[-1]))
+    return (
+        [*range(first, last + 1)]
+        if last - first <= _MOST_NUMBERS
+        else [first, *(each for each in numbers if each > first)]
+    )
 
 
 def _thinned(values: Sequence[float], step: int) -> list[float]:
@@ -78,58 +74,18 @@ def _thinned(values: Sequence[float], step: int) -> list[float]:
     return [*values[:-1:step], *values[-1:]]
 
 
-def bar_chart(
-    labels: Sequence[str],
-    counts: Sequence[float],
-    x_label: str,
-    y_label: str,
-    words: str,
-    *,
-    marked: Sequence[bool] = (),
-) -> Markup:
-    """Return a bar for each label, marked ones in another colour; where there are many, some labels are left out."""
-    with mpl.rc_context(_SETTINGS):
-        figure, axes = _axes(2.1)
-        colours = [SERIES[1] if each else SERIES[0] for each in marked] or SERIES[0]
-        axes.bar(range(len(labels)), counts, color=colours, width=0.86)
-        step = math.ceil(len(labels) * (max(map(len, labels)) + 2) / _MOST_CHARACTERS)
-        axes.set_xticks(range(0, len(labels), step), labels[::step])
-        axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-        _label(axes, x_label, y_label)
-        return _svg(figure, words)
+def ticks(largest: float) -> list[float]:
+    """Return three to six whole numbers at equal distances from 0 to at least the largest value.
 
-
-def share_chart(labels: Sequence[str], counts: Sequence[float], x_label: str, words: str) -> Markup:
-    """Return a lying bar for each label, the first on top."""
-    with mpl.rc_context(_SETTINGS):
-        wrapped = [textwrap.fill(label, _WRAPPED) for label in labels]
-        figure, axes = _axes(0.7 + 0.2 * sum(1 + label.count("\n") for label in wrapped))
-        axes.barh(range(len(labels)), counts, color=SERIES[0], height=0.7)
-        axes.set_yticks(range(len(labels)), wrapped)
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
-        axes.grid(visible=True, axis="x", color=LINES, lw=0.7)
-        _label(axes, x_label, "")
-        return _svg(figure, words)
-
-
-def _axes(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = figure.add_subplot()
-    axes.set_axisbelow(True)
-    axes.grid(visible=True, axis="y", color=LINES, lw=0.7)
-    axes.tick_params(colors=INK, length=0)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color(LINES)
-    return figure, axes
-
-
-def _label(axes: Axes, x_label: str, y_label: str) -> None:
-    axes.set_xlabel(x_label, color=INK)
-    axes.set_ylabel(y_label, color=INK)
+    >>> ticks(0), ticks(3), ticks(17), ticks(1000)
+    ([0, 1], [0, 1, 2, 3], [0, 5, 10, 15, 20], [0, 200, 400, 600, 800, 1000])
+    """
+    if not math.isfinite(largest) or largest <= 1:
+        return [0, 1]
+    power = 10 ** math.floor(math.log10(largest))
+    step = next(size for part in (0.1, 0.2, 0.5, 1, 2) if (size := part * power) * 5 >= largest)
+    whole = max(1, math.ceil(step))
+    return [whole * index for index in range(math.ceil(largest / whole) + 1)]
 
 
 def short(value: float) -> str:
@@ -140,16 +96,25 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
-def _svg(figure: Figure, words: str) -> Markup:
-    """Return a figure as SVG with a text for those who cannot see it.
+def pairs_chart(names: Sequence[str], counts: Sequence[Sequence[int | None]], words: str) -> Markup:
+    """Return a triangle with a square for each pair of features: how often they met, never, or None if they cannot."""
+    most = max((cases or 0 for row in counts for cases in row), default=0)
+    cell = max(4, min(_LARGEST_CELL, _SIDE // max(1, len(names) - 1)))
+    parts = []
+    for index, row in enumerate(counts):
+        for other, cases in enumerate(row):
+            place = f'x="{other * cell + 0.5}" y="{(index - 1) * cell + 0.5}" width="{cell - 2}" height="{cell - 2}"'
+            kind = "impossible" if cases is None else "met" if cases else "never"
+            strength = f' fill-opacity="{0.3 + 0.7 * math.log1p(cases) / math.log1p(most):.2f}"' if cases else ""
+            met = "cannot meet" if cases is None else f"{cases} cases"
+            title = f"<title>{escape(names[index])} and {escape(names[other])}: {met}</title>"
+            parts.append(f'<rect class="{kind}"{strength} {place}>{title}</rect>')
+    side = max(1, len(names) - 1) * cell
+    return _svg(parts, words, side, side, natural=True)
 
-    Several charts share a page, so names are left out. Only clip paths use them, and nothing is drawn outside of those.
-    """
-    out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata=_METADATA)
-    width, height = figure.get_size_inches() * 72
-    inner = _UNUSED.sub("", out.getvalue())
-    inner = re.sub(r"#01020[3-8]", lambda found: _VARIABLES[found[0]], inner)
-    inner = re.sub(r"\s*\n\s*", " ", inner)
-    opening = f'<svg role="img" aria-label="{escape(words)}" viewBox="0 0 {width:g} {height:g}">'
-    return Markup(opening + inner)  # noqa: S704 - matplotlib escapes labels, and the words are escaped above
+
+def _svg(parts: Sequence[str], words: str, width: int, height: int, *, natural: bool = False) -> Markup:
+    """Return a drawing with a text for those who cannot see it."""
+    size = f' width="{width}" height="{height}"' if natural else ""
+    opening = f'<svg class="chart" role="img" aria-label="{escape(words)}" viewBox="0 0 {width} {height}"{size}>'
+    return Markup(f"{opening}{''.join(parts)}</svg>")  # noqa: S704 - numbers, and texts that are escaped

@@ -1,4 +1,4 @@
-"""Server: serves the page of a run while the run goes on. It answers three addresses and reads no other file."""
+"""Server: serves the page of a run while the run goes on. It answers four addresses and reads no other file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GrowingPage:
 
     def page(self) -> Page:
         """Return the page; raises :class:`ReportError` where the logs cannot be read."""
-        with self._lock:  # matplotlib's settings belong to the whole process
+        with self._lock:  # so that a page is made once for all who ask
             began = time.monotonic()
             mark = self._mark() if began >= self._again else self._page.mark
             if mark != self._page.mark:
@@ -98,13 +98,13 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        """Answer with the page, its script, or nothing."""
+        """Answer with the page, its scripts, or nothing."""
         if self.server.local_only and not _is_local(self.headers.get("Host", "")):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"This address serves this machine only.\n")
         elif self.path == "/":
             self._page()
-        elif self.path == "/live.js":
-            self._answer(HTTPStatus.OK, "text/javascript", environment().get_template("live.js").render().encode())
+        elif self.path in ("/live.js", "/page.js"):
+            self._answer(HTTPStatus.OK, "text/javascript", environment().get_template(self.path[1:]).render().encode())
         else:
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"There is only the page of the run, at /\n")
 

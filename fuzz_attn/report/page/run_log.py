@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,12 +26,13 @@ COUNTED = ("case_judged", "case_refused", "case_unsupported")
 
 
 class Moment(NamedTuple):
-    """The counts of a run after some seconds."""
+    """The counts of a run after some seconds; ``keys`` is 0 where the log does not say how many there were."""
 
     seconds: float
     cases: int
     outcomes: int
     failures: int
+    keys: int = 0
 
 
 @dataclass
@@ -105,7 +107,8 @@ class _Reader:
         if counts.compile_keys or self.whole is None:
             self.whole = counts
         failures = len(counts.counterexamples)
-        self.moments.append(Moment(counts.seconds, counts.cases, counts.outcomes, failures))
+        keys = len(counts.compile_keys)
+        self.moments.append(Moment(counts.seconds, counts.cases, counts.outcomes, failures, keys))
 
     def log(self, folder: Path) -> RunLog:
         """Return what was kept."""
@@ -174,6 +177,22 @@ def _joined(logs: tuple[RunLog, ...]) -> RunLog:
         tuple(each for log in logs for each in log.passed),
         tuple(each for log in logs for each in log.deaths),
     )
+
+
+def run_before(folder: Path, target: str) -> Path | None:
+    """Return the folder of the newest earlier run of a target beside a run's folder, None if there is none.
+
+    Of each log only the first line is read.
+    """
+    beside = folder.absolute().parent
+    earlier = sorted(path for path in beside.iterdir() if path.name < folder.name and is_run_folder(path))
+    return next((path for path in reversed(earlier) if target in _targets_in(path)), None)
+
+
+def _targets_in(folder: Path) -> Iterator[str]:
+    for path in logs_in(folder):
+        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+            yield from (line.target for line in islice(read_log(path), 1) if isinstance(line, Started))
 
 
 def runs_in(folders: Iterable[Path]) -> Iterator[Path]:

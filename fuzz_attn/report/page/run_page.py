@@ -1,9 +1,15 @@
-"""The page of one run: one HTML file without scripts and without addresses of a network."""
+"""The page of one run: one HTML file with one short script of its own, and without addresses of a network.
+
+It answers in the order of the questions of a reader: what is wrong, where, how often, what next; then what was covered,
+and last the counters.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -14,27 +20,21 @@ from markupsafe import Markup
 
 from fuzz_attn.binding.conventions import parameters_of
 from fuzz_attn.case import not_drawn
-from fuzz_attn.engine.listeners.results import RunReport
+from fuzz_attn.engine.listeners.results import LEAST_JUDGED
 from fuzz_attn.errors import OutputError
 from fuzz_attn.foreign_files import write_new
 from fuzz_attn.report import mask_gaps
-from fuzz_attn.report.outcome import confidence
+from fuzz_attn.report.outcome import Sentence, rows_of, verdict_of
 from fuzz_attn.report.page import sections
+from fuzz_attn.report.page.failures import MOST_FAILURES, ShownFailure, shown_failures
 from fuzz_attn.report.page.run_log import RunLog
-from fuzz_attn.report.page.sections import MOST_FAILURES, Table, by_kind, number, table
-from fuzz_attn.report.page.sources import source_files
+from fuzz_attn.report.page.sources import Places, source_files
+from fuzz_attn.report.page.surroundings import Surroundings
+from fuzz_attn.report.page.tables import Table, number, share, table
 from fuzz_attn.report.printing import count, safe, visible
 
-PAGE_NAME: Final = "report.html"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The result of a run in words; ``mark`` is the style: ``bad``, ``good`` or ``open``."""
-
-    mark: str
-    headline: str
-    words: str
+_LONG_NUMBER: Final = re.compile(r"\d{5,}")
+_STATES: Final = ("new", "regressed", "open", "known")
 
 
 @cache
@@ -53,9 +53,10 @@ def environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the text of a template, with the style sheet."""
-    style = Markup(environment().get_template("style.css").render())  # noqa: S704 - a file of this package
-    return environment().get_template(template).render(style=style, **values)
+    """Return the text of a template, with the style sheet and the script, which its digest allows to run."""
+    style, script = (Markup(environment().get_template(name).render()) for name in ("style.css", "page.js"))  # noqa: S704 - files of this package
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment().get_template(template).render(style=style, script=script, digest=digest, **values)
 
 
 def save(text: str, path: Path) -> Path:
@@ -68,14 +69,15 @@ def save(text: str, path: Path) -> Path:
     return path
 
 
-def run_page(logs: Sequence[RunLog], made: float, *, live: bool = False) -> str:
+def run_page(logs: Sequence[RunLog], made: float, *, live: bool = False, around: Surroundings | None = None) -> str:
     """Return the page of a run, whose targets each have a log; it says that it was made at a time.
 
     A ``live`` one renews itself while it is served.
     """
-    runs = [_run(log, f"t{index}-" if len(logs) > 1 else "") for index, log in enumerate(logs)]
+    around = around or Surroundings()
+    runs = [_run(log, f"t{index}-" if len(logs) > 1 else "", around) for index, log in enumerate(logs)]
     title = logs[0].target if len(logs) == 1 else count(len(logs), "target")
-    return render("run.html", title=safe(title), runs=runs, live=live, made=moment(made))
+    return render("run.html", title=safe(title), runs=runs, live=live, made=moment(made), trend=around.trend)
 
 
 def moment(seconds: float) -> str:
@@ -83,68 +85,130 @@ def moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _run(log: RunLog, prefix: str) -> dict[str, Any]:
+def _run(log: RunLog, prefix: str, around: Surroundings) -> dict[str, Any]:
     """Return everything that the template shows of one target."""
-    statistics, distributions = log.statistics, log.distributions
+    statistics = log.statistics
+    failures = shown_failures(log.report.failures, prefix, around.places, statistics.masks, around.folder)
     return {
         "prefix": prefix,
         "target": safe(log.target),
-        "verdict": verdict_of(log),
+        "verdict": verdict_in_words(log),
+        "facts": _facts(log),
+        "next": _next(log, failures),
+        "before": around.before.get(log.target, ""),
+        "problems": [safe(problem[:1].upper() + problem[1:]) for problem in _problems(log)],
+        "failures": failures,
+        "states": [(state, times) for state in _STATES if (times := sum(each.state == state for each in failures))],
+        "failures_left": max(0, len(list(rows_of(log.report.failures))) - MOST_FAILURES),
+        "refused": _refused(log, around.places),
+        "covered": _covered(log) if statistics.cases else None,
+        "details": _details(log),
+    }
+
+
+def verdict_in_words(log: RunLog) -> Sentence:
+    """Return the verdict of a run as its page says it: not over yet while the log has no end."""
+    found = verdict_of(log.report)
+    more = safe(found.more[:1].upper() + found.more[1:])
+    found = found._replace(words=_LONG_NUMBER.sub(lambda digits: number(int(digits[0])), found.words))
+    if log.finished:
+        return Sentence(found.mark, safe(found.words), more)
+    words = "Nothing judged yet" if not log.statistics.cases else f"So far: {found.words[0].lower()}{found.words[1:]}"
+    return Sentence("bad" if found.mark == "bad" else "open", safe(words), more)
+
+
+def _problems(log: RunLog) -> Sequence[str]:
+    """Return what is wrong with the run itself, beside what the verdict and the list of refusals say."""
+    report = log.report
+    return report.errors or ([report.reason] if report.reason and not report.refusals and log.finished else [])
+
+
+def _facts(log: RunLog) -> list[str]:
+    """Return in short words how the run was made."""
+    statistics = log.statistics
+    ended = "" if log.finished else "The log has no end: the run still goes on, or was killed"
+    took = f"{statistics.seconds:.0f} s" if statistics.seconds < 600 else f"{statistics.seconds / 60:.0f} min"
+    began = [moment(log.started.time)[:16] + " UTC"] if log.started else []
+    return [
+        *filter(None, (ended,)),
+        *began,
+        f"{took} on {safe(statistics.backend or 'no backend')}",
+        f"seed {statistics.seed}",
+    ]
+
+
+def _next(log: RunLog, failures: Sequence[ShownFailure]) -> tuple[str, str]:
+    """Return what to do next in words, and a command to paste."""
+    statistics = log.statistics
+    first = next((each for each in failures if each.fails and each.commands), None)
+    if first is not None:
+        return f"See why failure {first.index} is wrong, launch by launch:", first.commands[0][1]
+    if log.report.problems and statistics.judged_share >= LEAST_JUDGED and statistics.cases:
+        return "Read what ended the run, below, and run again.", ""
+    if statistics.refused and (not statistics.cases or statistics.judged_share < LEAST_JUDGED):
+        return "Say in a binding what the target takes, so that nothing else is drawn; docs/targets.md says how.", ""
+    if not log.finished or not statistics.cases:
+        return "Wait for the end of the run, or give it more time.", ""
+    if lines := sections.unseen_lines(log):
+        return (
+            f"Nothing to mend. {count(len(lines), 'line')} of the kernels had a mask that was not seen both ways.",
+            "",
+        )
+    return "Nothing to mend. A longer run rules out rarer failures.", ""
+
+
+def _refused(log: RunLog, places: Places) -> dict[str, Any] | None:
+    """Return what was refused, in short for the first screen, and whether that is most of the run."""
+    counts = log.statistics
+    if not counts.refusals:
+        return None
+    mostly = not counts.cases or counts.judged_share < LEAST_JUDGED
+    rows = [sections.refusal(each, counts, places) for each in counts.refusals]
+    most = 12 if mostly else 3
+    judged = f"{number(counts.cases)} of {number(counts.cases + counts.refused + counts.not_judged)} cases were judged."
+    return {"rows": rows[:most], "more": max(0, len(rows) - most), "words": judged}
+
+
+def _covered(log: RunLog) -> dict[str, Any]:
+    """Return the strip of what was covered: each part with a number, its words and a drawing."""
+    statistics = log.statistics
+    pairs, masks = sections.covered_pairs(log), statistics.masks
+    seen = len(masks) - sum(not gap.because for gap in mask_gaps.gaps(masks, log.target))
+    return {
+        "pairs": (f"{pairs[0]} of {pairs[1]}", share(*pairs), sections.pairs_drawing(log)) if pairs else None,
+        "served": (number(statistics.served), share(statistics.served, statistics.cases)),
+        "masks": (f"{seen} of {len(masks)}", 100 * seen / len(masks), len(sections.unseen_lines(log)))
+        if masks
+        else None,
+        "compile_keys": (number(len(statistics.compile_keys)), sections.keys_drawing(log)),
+        "cases": statistics.cases,
+    }
+
+
+def _details(log: RunLog) -> dict[str, Any]:
+    """Return the counters."""
+    statistics = log.statistics
+    return {
         "summary": _summary(log),
         "notes": [safe(note) for note in (*log.report.errors, *log.report.notes)],
         "deaths": [safe(reason) for reason in dict.fromkeys(log.deaths)][:20],
-        "failures": by_kind(log.report.failures, prefix),
-        "failures_left": max(0, len(log.report.failures) - MOST_FAILURES),
         "refusals": sections.refusals_table(statistics.refusals) if statistics.refusals else None,
         "features": sections.features_table(log),
         "shares": _shares(log),
         "pairs": sections.pairs_table(log),
         "pairs_words": sections.pairs_in_words(log),
         "relations": _relations(log),
-        "recorded": distributions is not None,
         "masks_words": mask_gaps.summary_line(statistics.masks, log.target) if statistics.masks else "",
         "fallback": safe(statistics.fallback),
         "sources": list(source_files(statistics.masks, log.target)),
-        "ratios": list(sections.ratio_figures(log)),
-        "lengths": list(sections.length_figures(log)),
-        "sizes": list(sections.size_figures(log)),
-        "speed": [figure for figure in _speed(log) if figure],
-        "key_figure": sections.keys_figure(log),
+        "ratios": list(sections.ratio_tables(log)),
+        "lengths": [*sections.length_tables(log), *sections.size_tables(log)],
+        "time": sections.time_table(log),
+        "speed": [figure for figure in (sections.speed_figure(log), sections.outcomes_figure(log)) if figure],
+        "compile_keys": sections.keys_table(log),
         "environment": _environment(log),
         "binding": _binding(log),
     }
-
-
-def _speed(log: RunLog) -> tuple[Any, ...]:
-    return sections.speed_figure(log), sections.time_figure(log), sections.outcomes_figure(log)
-
-
-def verdict_of(log: RunLog) -> Verdict:
-    """Return the result of a run in words."""
-    report, cases = log.report, log.statistics.cases
-    failures = [found for found in report.failures if found.fails]
-    others = _others(report)
-    going_on = "" if log.finished else " The log has no end: the run still goes on, or was killed."
-    judged = f"{count(cases, 'case')} judged."
-    if failures:
-        words = f"{judged} {others} beside." if others else judged
-        return Verdict("bad", count(len(failures), "failure"), words + going_on)
-    if report.errors or (report.problems and log.finished):
-        return Verdict("bad", "Something is wrong", safe(" ".join(report.problems)) + going_on)
-    if not cases:
-        return Verdict("open", "Nothing judged yet", going_on.strip())
-    known = f"{others} and no other. " if others else ""
-    limit = "" if report.failures else f" {confidence(cases).capitalize()}."
-    headline = "No failure" if log.finished else "No failure so far"
-    return Verdict("good" if log.finished else "open", headline, f"{known}{judged}{limit}{going_on}")
-
-
-def _others(report: RunReport) -> str:
-    """Return the failures that do not fail the run, in words."""
-    known = sum(found.known for found in report.failures)
-    doubtful = sum(not found.fails and not found.known for found in report.failures)
-    counted = (known, "known failure"), (doubtful, "unconfirmed timeout")
-    return " and ".join(count(number, what) for number, what in counted if number)
 
 
 def _summary(log: RunLog) -> list[tuple[str, str]]:

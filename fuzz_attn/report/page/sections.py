@@ -1,198 +1,26 @@
-"""The sections of a run's page, made from its log, its failures among them, as plain data that the templates write.
+"""The counters of a run, behind its failures on the page, as plain data that the templates write.
 
 What the log does not hold is said, never guessed.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations, groupby
-from pathlib import Path
-from typing import Final, TypeAlias
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
 from fuzz_attn.engine.listeners.distributions import EXACT, LARGEST, Distributions
-from fuzz_attn.engine.listeners.results import FoundFailure
-from fuzz_attn.engine.listeners.statistics import CountedRefusal
+from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
 from fuzz_attn.operations.registry import OPERATIONS
-from fuzz_attn.oracle.verdict import Element
-from fuzz_attn.report import failure
-from fuzz_attn.report.outcome import failure_in_words, smallest_case, status_of
+from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.page import charts
 from fuzz_attn.report.page.run_log import Moment, RunLog
-from fuzz_attn.report.printing import count, inline_picture, safe
-from fuzz_attn.report.summary import combinations_in_words
-
-MOST_ROWS: Final = 200
-"""A longer table is cut, and says so."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell; ``mark`` names the style of one that stands out: ``bad``, ``gap``, ``good`` or ``quiet``."""
-
-    text: str
-    mark: str = ""
-
-
-Row: TypeAlias = Sequence[Cell | str | int]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table whose first column heads its rows. ``numbers`` are the columns of numbers, aligned to the right."""
-
-    caption: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    numbers: frozenset[int] = frozenset()
-    cut: int = 0
-    """Rows that are not shown."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A chart; ``words`` say what it shows to a reader who cannot see it, and ``table`` holds its numbers."""
-
-    title: str
-    svg: Markup
-    words: str
-    table: Table
-
-
-def table(
-    caption: str,
-    head: Sequence[str],
-    rows: Iterable[Row],
-    *,
-    numbers: Iterable[int] = (),
-    most: int = MOST_ROWS,
-) -> Table:
-    """Return a table of at most ``most`` rows."""
-    every = [tuple(each if isinstance(each, Cell) else Cell(str(each)) for each in row) for row in rows]
-    return Table(caption, tuple(head), tuple(every[:most]), frozenset(numbers), max(0, len(every) - most))
-
-
-def share(part: float, whole: float) -> str:
-    """Return a part in per cent; more than nothing is not 0%."""
-    if not whole:
-        return "none"
-    if not part:
-        return "0%"
-    return "under 1%" if part / whole < 0.01 else f"{part / whole:.0%}"
-
-
-def number(value: int) -> str:
-    """Return a number with a thin space between thousands."""
-    return f"{value:,}".replace(",", "\u202f")
-
-
-MOST_PICTURES: Final = 20
-"""Later failures have no picture, so that the page stays small; it holds the same words."""
-MOST_FAILURES: Final = 100
-_MOST_CHARACTERS: Final = 4000
-
-
-@dataclass(frozen=True)
-class ShownFailure:
-    """A failure as the page shows it.
-
-    ``name`` is its anchor, ``index`` its number; ``picture`` is empty for later failures.
-    """
-
-    name: str
-    index: int
-    words: str
-    message: str
-    status: str
-    known: str
-    seen: str
-    smallest: str
-    certainty: str
-    hints: tuple[str, ...]
-    case: Table
-    worst: Table | None
-    command: str
-    picture: Markup
-
-
-def by_kind(failures: Sequence[FoundFailure], prefix: str) -> list[tuple[str, list[ShownFailure]]]:
-    """Return the failures with their kinds; both in the order in which they were first seen."""
-    shown = list(_shown(failures[:MOST_FAILURES], prefix))
-    kinds = list(dict.fromkeys(kind for kind, _ in shown))
-    ordered = sorted(shown, key=lambda pair: kinds.index(pair[0]))
-    return [(kind, [each for _, each in pairs]) for kind, pairs in groupby(ordered, key=lambda pair: pair[0])]
-
-
-def _shown(failures: Sequence[FoundFailure], prefix: str) -> Iterator[tuple[str, ShownFailure]]:
-    for index, found in enumerate(failures):
-        yield found.kind, _failure(found, prefix, index + 1)
-
-
-def _failure(found: FoundFailure, prefix: str, index: int) -> ShownFailure:
-    example, name = found.counterexample, f"{prefix}failure-{index}"
-    hints = (
-        f"Why: {example.verdict.explanation}." if example.verdict.explanation else "",
-        example.verdict.hint,
-        f"It needs: {failure.needs(example)}." if example.trigger and example.shrunk else "",
-        f"The case fails in other ways too: {', '.join(example.also)}." if example.also else "",
-    )
-    return ShownFailure(
-        name=name,
-        index=index,
-        words=safe(failure_in_words(found)),
-        message=_cut(safe(example.verdict.message)),
-        status=status_of(found),
-        known=safe(f"Known: {example.because} ({example.reference})") if found.known else "",
-        seen=f"{count(found.cases, 'case')} showed it, the first after {found.first_seen:.1f} s",
-        smallest=smallest_case(found),
-        certainty=failure.certainty(example),
-        hints=tuple(safe(hint) for hint in hints if hint),
-        case=_case(found, index),
-        worst=_worst(example.verdict.worst, index),
-        command=safe(failure.replay_command(Path(found.path), example)) if found.path else "",
-        picture=_picture(found, name) if index <= MOST_PICTURES else Markup(),
-    )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} ..."
-
-
-def _case(found: FoundFailure, index: int) -> Table:
-    return table(f"Smallest case of failure {index}", ("part", "words"), failure.lines_of(found.counterexample))
-
-
-def _worst(worst: tuple[Element, ...], index: int) -> Table | None:
-    if not worst:
-        return None
-    rows = (
-        (
-            each.sequence,
-            each.query_index,
-            each.head,
-            each.column if each.column >= 0 else "",
-            f"{float(each.actual):.9g}",
-            f"{float(each.expected):.9g}",
-            f"{float(each.bound):.3g}",
-        )
-        for each in worst
-    )
-    head = ("sequence", "query", "head", "column", "actual", "expected", "bound")
-    return table(f"Worst elements of failure {index}", head, rows, numbers=range(7))
-
-
-def _picture(found: FoundFailure, name: str) -> Markup:
-    """Return what ``fuzz-attn show`` prints as a picture."""
-    example = found.counterexample
-    path = Path(found.path) if found.path else None
-    shown = failure.render(example, path, failure.run_headline(example))
-    unique = f"p{zlib.crc32(name.encode()):08x}"
-    return Markup(inline_picture(shown, title=f"fuzz-attn show {found.path}", name=unique))  # noqa: S704 - rich escapes
-
+from fuzz_attn.report.page.sources import Place, Places
+from fuzz_attn.report.page.tables import Cell, Figure, Row, Table, bars, number, share, table
+from fuzz_attn.report.printing import safe
+from fuzz_attn.report.summary import EVERY_CASE, UNKNOWN, combinations_in_words
 
 _WORDS: Final[Mapping[str, str]] = {
     name: aspect.words for operation in OPERATIONS.values() for name, aspect in operation.features.items()
@@ -294,6 +122,32 @@ def _pair(log: RunLog, found: Distributions, name: str, other: str) -> Cell:
     return _count(found.together.get(name, {}).get(other, 0))
 
 
+class ShownRefusal(NamedTuple):
+    """What was refused, in words: the smallest combination, how often, the message, and the line that refuses."""
+
+    what: str
+    cases: str
+    share: str
+    message: str
+    place: Place | None
+
+
+def refusal(refused: CountedRefusal, counts: Statistics, places: Places) -> ShownRefusal:
+    """Return the refusals of one place in short."""
+    every = counts.cases + counts.refused + counts.not_judged
+    message = f"{refused.refusal.error}: {refused.refusal.message}".partition("\n")[0][:200]
+    words = combinations_in_words(refused)
+    if words == UNKNOWN or (words == EVERY_CASE and counts.cases):  # nothing that they have in common was found
+        words, message = message, ""
+    return ShownRefusal(
+        safe(_capital(words)),
+        number(refused.cases),
+        share(refused.cases, every),
+        safe(message),
+        places.of_site(refused.refusal.location) if refused.refusal.location else None,
+    )
+
+
 def refusals_table(refusals: tuple[CountedRefusal, ...]) -> Table:
     """Return a row for each place that refuses."""
     rows = (
@@ -309,12 +163,12 @@ def refusals_table(refusals: tuple[CountedRefusal, ...]) -> Table:
     return table("Refused, so not judged", ("refused", "cases", "message", "at", "stage"), rows, numbers=[1])
 
 
-def ratio_figures(log: RunLog) -> Iterator[Figure]:
-    """Yield a histogram of ``err / bound`` for each output dtype."""
+def ratio_tables(log: RunLog) -> Iterator[Table]:
+    """Yield how many cases had which ``err / bound``, for each output dtype."""
     for dtype, bins in sorted((log.distributions.ratios if log.distributions else {}).items()):
         numbers = [(_ratio_words(index), bins.get(index, 0)) for index in range(min(bins), max(bins) + 1)]
         beyond = [index > 0 for index in range(min(bins), max(bins) + 1)]
-        yield _histogram(f"err / bound of {dtype}", numbers, "largest err / bound of a case, up to", marked=beyond)
+        yield bars(f"err / bound of {dtype}", "up to", "cases", numbers, beyond)
 
 
 def _ratio_words(index: int) -> str:
@@ -325,39 +179,30 @@ def _ratio_words(index: int) -> str:
     return f"1/{2**-index}" if index < 0 else f"{2**index}"
 
 
-def length_figures(log: RunLog) -> Iterator[Figure]:
-    """Yield a histogram of each length that was drawn."""
+def length_tables(log: RunLog) -> Iterator[Table]:
+    """Yield how often each length was drawn."""
     for what, bins in (log.distributions.lengths if log.distributions else {}).items():
         numbers = [(_length_words(index), bins.get(index, 0)) for index in range(max(bins) + 1)]
-        yield _histogram(what, numbers, what, "sequences" if what != "keys of a case" else "cases")
+        yield bars(what.capitalize(), "length", "sequences" if what != "keys of a case" else "cases", numbers)
 
 
 def _length_words(bits: int) -> str:
-    return str(bits) if bits < 2 else f"{2 ** (bits - 1)}-{2**bits - 1}"
+    return str(bits) if bits < 2 else f"{2 ** (bits - 1)} to {2**bits - 1}"
 
 
-def size_figures(log: RunLog) -> Iterator[Figure]:
-    """Yield a chart of the cases of each size that was drawn, and of each type; none where all are the launcher's."""
+def size_tables(log: RunLog) -> Iterator[Table]:
+    """Yield how often each size was drawn, and each type; none where all are the launcher's."""
     found = log.distributions
     for what, sizes in (found.sizes if found else {}).items():
-        if set(sizes) == {0}:
-            continue
-        yield _histogram(what, [(str(size), sizes[size]) for size in sorted(sizes)], what)
+        if set(sizes) != {0}:
+            yield bars(_capital(what), "size", "cases", [(str(size), sizes[size]) for size in sorted(sizes)])
     for what, types in (found.types if found else {}).items():
-        title = {"q": "type of the queries", "kv": "type of the caches", "out": "type of the output"}[what]
-        yield _histogram(title, sorted(types.items(), key=lambda item: -item[1]), title)
+        title = {"q": "Type of the queries", "kv": "Type of the caches", "out": "Type of the output"}[what]
+        yield bars(title, "type", "cases", sorted(types.items(), key=lambda item: -item[1]))
 
 
-def _histogram(
-    title: str, numbers: list[tuple[str, int]], x_label: str, unit: str = "cases", marked: Sequence[bool] = ()
-) -> Figure:
-    total = sum(counts for _, counts in numbers)
-    largest = max(numbers, key=lambda pair: pair[1])
-    words = f"Histogram of {title}: {number(total)} {unit}, most ({share(largest[1], total)}) at {largest[0]}"
-    labels, bars = [label for label, _ in numbers], [counts for _, counts in numbers]
-    svg = charts.bar_chart(labels, bars, x_label, unit, words, marked=marked)
-    rows = ((label, number(counts)) for label, counts in numbers)
-    return Figure(title, svg, words, table(f"{title}: numbers", (x_label, unit), rows, numbers=[1]))
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def speed_figure(log: RunLog) -> Figure | None:
@@ -367,8 +212,8 @@ def speed_figure(log: RunLog) -> Figure | None:
         return None
     fastest, last = max(rate for _, rate in points), points[-1][1]
     words = f"Cases a second over {points[-1][0]:.0f} s: at most {fastest:.1f}, {last:.1f} in the last interval"
-    lines = [charts.Line("cases", [0.0, *(at for at, _ in points)], [points[0][1], *(rate for _, rate in points)])]
-    svg = charts.line_chart(lines, "seconds", "cases a second", words, steps=True)
+    line = charts.Line([0.0, *(at for at, _ in points)], [points[0][1], *(rate for _, rate in points)])
+    svg = charts.line_chart(line, "seconds", words, steps=True)
     rows = ((f"{at:.0f}", f"{rate:.1f}") for at, rate in points)
     return Figure(
         "Cases a second", svg, words, table("Cases a second", ("seconds", "cases a second"), rows, numbers=[0, 1])
@@ -408,13 +253,15 @@ def outcomes_figure(log: RunLog) -> Figure | None:
         return None
     moments = (Moment(0.0, 0, 0, 0), *log.history[0])
     words = f"Mask outcomes seen over time: {moments[-1].outcomes} after {moments[-1].seconds:.0f} s"
-    lines = [charts.Line("outcomes", [each.seconds for each in moments], [each.outcomes for each in moments])]
-    svg = charts.line_chart(lines, "seconds", "outcomes seen", words)
+    line = charts.Line([each.seconds for each in moments], [each.outcomes for each in moments])
+    svg = charts.line_chart(line, "seconds", words)
     rows = ((f"{each.seconds:.0f}", str(each.outcomes)) for each in moments)
-    return Figure("Coverage gained", svg, words, table("Mask outcomes", ("seconds", "outcomes"), rows, numbers=[0, 1]))
+    return Figure(
+        "Mask outcomes seen", svg, words, table("Mask outcomes", ("seconds", "outcomes"), rows, numbers=[0, 1])
+    )
 
 
-def time_figure(log: RunLog) -> Figure | None:
+def time_table(log: RunLog) -> Table | None:
     """Return where the time of all workers went; None where the log does not say."""
     found = log.distributions
     if found is None or not found.seconds:
@@ -423,21 +270,50 @@ def time_figure(log: RunLog) -> Figure | None:
     whole = log.statistics.seconds * log.statistics.shards
     if whole > sum(spent for _, spent in parts):
         parts.append((REST, whole - sum(spent for _, spent in parts)))
-    total = sum(spent for _, spent in parts)
-    words = "Where the time went: " + ", ".join(f"{what} {share(spent, total)}" for what, spent in parts)
-    svg = charts.share_chart([what for what, _ in parts], [spent for _, spent in parts], "seconds", words)
-    rows = ((what, f"{spent:.1f}", share(spent, total)) for what, spent in parts)
-    shown = table("Time of all workers", ("what", "seconds", "share"), rows, numbers=[1, 2])
-    return Figure("Where the time went", svg, words, shown)
+    return bars("Where the time of all workers went", "what", "seconds", parts)
 
 
-def keys_figure(log: RunLog) -> Figure | None:
+def keys_table(log: RunLog) -> Table | None:
     """Return how many compile keys had how many cases; None where the log does not list them."""
     cases = log.statistics.compile_keys.values()
     if not cases:
         return None
-    bins = [0] * (max(cases).bit_length() + 1)
+    counts = [0] * (max(cases).bit_length() + 1)
     for each in cases:
-        bins[each.bit_length()] += 1
-    numbers = [(_length_words(bits), keys) for bits, keys in enumerate(bins) if bits]
-    return _histogram("cases of a compile key", numbers, "cases of a key", "keys")
+        counts[each.bit_length()] += 1
+    numbers = [(_length_words(bits), keys) for bits, keys in enumerate(counts) if bits]
+    return bars("Cases of a compile key", "cases", "keys", numbers)
+
+
+def pairs_drawing(log: RunLog) -> Markup | None:
+    """Return which pairs of features met in a case as a small matrix; None where the log does not say."""
+    found = log.distributions
+    names = features_of(log)
+    if found is None or len(names) < 2:
+        return None
+    counts = [
+        [
+            found.together.get(name, {}).get(other, 0) if _is_possible(log, name, other) else None
+            for other in names[:index]
+        ]
+        for index, name in enumerate(names)
+    ]
+    seen = covered_pairs(log) or (0, 0)
+    words = f"{seen[0]} of {seen[1]} pairs of features met in a case. The table of all pairs holds the numbers."
+    return charts.pairs_chart([_WORDS[name] for name in names], counts, words)
+
+
+def keys_drawing(log: RunLog) -> Markup | None:
+    """Return the compile keys covered over time; None where the log counts them less than once."""
+    points = [moment for moments in log.history for moment in moments if moment.keys]
+    if not points or len(log.history) != 1:
+        return None
+    words = f"{number(points[-1].keys)} compile keys after {points[-1].seconds:.0f} seconds"
+    line = charts.Line([0.0, *(each.seconds for each in points)], [0, *(each.keys for each in points)])
+    return charts.line_chart(line, "seconds", words)
+
+
+def unseen_lines(log: RunLog) -> list[str]:
+    """Return the lines of kernels of which a mask was not seen both ways and mixed, and nothing explains it."""
+    gaps = mask_gaps.gaps(log.statistics.masks, log.target)
+    return list(dict.fromkeys(f"{gap.mask.file}:{gap.mask.line}" for gap in gaps if not gap.because))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -11,16 +12,19 @@ from urllib.parse import quote
 
 from fuzz_attn.engine.listeners.results import FoundFailure
 from fuzz_attn.report import mask_gaps
-from fuzz_attn.report.outcome import failure_in_words
+from fuzz_attn.report.outcome import rows_of
 from fuzz_attn.report.page import charts
+from fuzz_attn.report.page.failures import title_of
 from fuzz_attn.report.page.run_log import RunLog
-from fuzz_attn.report.page.run_page import PAGE_NAME, moment, render, verdict_of
-from fuzz_attn.report.page.sections import Cell, Figure, Row, Table, covered_pairs, number, table
+from fuzz_attn.report.page.run_page import moment, render, verdict_in_words
+from fuzz_attn.report.page.sections import covered_pairs
+from fuzz_attn.report.page.surroundings import PAGE_NAME
+from fuzz_attn.report.page.tables import Cell, Figure, Row, Table, number, table
 from fuzz_attn.report.printing import count, safe
 
-PAGE_OF_RUNS: Final = "trend.html"
 _SHOWN_RUNS: Final = 12
 """The table of failures has a column for each of so many of the last runs."""
+_MARKS: Final[Mapping[str, str]] = {"open": "bad", "regressed": "bad", "known": "known", "passes": "good"}
 
 
 def trend_page(logs: Sequence[RunLog], place: Path, made: float) -> str:
@@ -28,45 +32,66 @@ def trend_page(logs: Sequence[RunLog], place: Path, made: float) -> str:
     in_order = sorted(logs, key=lambda log: (log.target, log.started.time if log.started else 0.0))
     targets = [_target(name, list(runs), place) for name, runs in groupby(in_order, key=lambda log: log.target)]
     runs = len({log.folder for log in logs})
-    return render("trend.html", title=count(runs, "run"), targets=targets, live=False, made=moment(made))
+    title = f"Trend of {count(runs, 'run')}"
+    title += f" of {safe(logs[0].target)}" if len(targets) == 1 else ""
+    return render("trend.html", title=title, targets=targets, live=False, made=moment(made))
 
 
 def _target(name: str, logs: list[RunLog], place: Path) -> dict[str, Any]:
+    last = verdict_in_words(logs[-1])
     return {
         "target": safe(name),
-        "runs": [_link(log, place) for log in logs],
-        "table": _runs_table(logs),
-        "figures": list(_figures(logs)),
-        "failures": _failures_table(logs[-_SHOWN_RUNS:]),
+        "verdict": last,
+        "when": _began(logs[-1]),
+        "next": _next(logs[-1], place),
         "changes": _changes(logs),
+        "table": _runs_table(logs, place),
+        "figures": list(_figures(logs)),
+        "failures": _failures_table(logs[-_SHOWN_RUNS:], place),
+        "nothing": _nothing(logs),
     }
 
 
-def _link(log: RunLog, place: Path) -> tuple[str, str]:
-    """Return the address of a run's page, relative to a folder, and its words."""
-    path = os.path.relpath(log.folder / PAGE_NAME, place)
-    return quote(path), f"{_began(log)}: {verdict_of(log).headline}"
+def _next(log: RunLog, place: Path) -> tuple[str, str]:
+    """Return what to do next in words, and the address that they lead to."""
+    page = _address(log, place)
+    rows = enumerate(rows_of(log.report.failures), 1)
+    first = next((index for index, (found, _, _) in rows if found.fails), None)
+    if first is not None:
+        return f"See failure {first} of the last run", f"{page}#failure-{first}"
+    if verdict_in_words(log).mark != "good":
+        return "See why the last run says so little", page
+    return "Nothing to mend; see what the last run covered", f"{page}#covered"
+
+
+def _address(log: RunLog, place: Path) -> str:
+    """Return the address of a run's page, relative to a folder."""
+    return quote(os.path.relpath(log.folder / PAGE_NAME, place))
 
 
 def _began(log: RunLog) -> str:
-    return moment(log.started.time) if log.started else log.folder.name
+    return moment(log.started.time)[:16] if log.started else log.folder.name
 
 
-def _runs_table(logs: list[RunLog]) -> Table:
+def _day(log: RunLog) -> str:
+    return datetime.fromtimestamp(log.started.time, UTC).strftime("%d %b %H:%M") if log.started else log.folder.name
+
+
+def _runs_table(logs: list[RunLog], place: Path) -> Table:
     head = ("run", "result", "cases", "cases/s", "open", "known", "regressed", "fixed", "masks seen", "pairs")
-    return table("Runs from old to new", head, map(_row, logs), numbers=range(2, len(head)))
+    rows = [_row(log, place) for log in reversed(logs)]
+    return table("Runs, the newest first (UTC)", head, rows, numbers=range(2, len(head)))
 
 
-def _row(log: RunLog) -> Row:
-    statistics, verdict = log.statistics, verdict_of(log)
-    counts = numbers_of(log)
-    pairs = covered_pairs(log)
+def _row(log: RunLog, place: Path) -> Row:
+    statistics, verdict = log.statistics, verdict_in_words(log)
+    counts, pairs = numbers_of(log), covered_pairs(log)
     return (
-        _began(log),
-        Cell(verdict.headline, verdict.mark),
+        Cell(_began(log), link=_address(log, place)),
+        Cell(verdict.words, verdict.mark),
         number(statistics.cases),
         f"{statistics.cases / statistics.seconds:.1f}" if statistics.seconds else "none",
-        *(Cell(str(counts[name]), "bad" if name in ("open", "regressed") and counts[name] else "") for name in counts),
+        *(Cell(str(counts[name]), _MARKS.get(name, "") if counts[name] else "quiet") for name in counts),
         f"{seen_masks(log)} of {len(statistics.masks)}" if statistics.masks else "not recorded",
         f"{pairs[0]} of {pairs[1]}" if pairs else "not recorded",
     )
@@ -91,23 +116,23 @@ def seen_masks(log: RunLog) -> int:
 
 
 def _figures(logs: list[RunLog]) -> Iterator[Figure]:
-    if len(logs) < 2:
-        return
-    counts = [numbers_of(log) for log in logs]
-    yield _figure("Cases", {"cases": [log.statistics.cases for log in logs]})
-    yield _figure("Failures", {name: [each[name] for each in counts] for name in counts[0]})
-    if any(log.statistics.masks for log in logs):
-        yield _figure("Masks seen all true, all false and mixed", {"masks": [seen_masks(log) for log in logs]})
+    """Yield a chart of each count that changed."""
+    counts = {
+        "Cases": [log.statistics.cases for log in logs],
+        "Failures that fail the run": [sum(found.fails for found in log.report.failures) for log in logs],
+        "Masks seen both ways and mixed": [seen_masks(log) for log in logs],
+        "Pairs of features that met": [pairs[0] if (pairs := covered_pairs(log)) else 0 for log in logs],
+    }
+    yield from (_figure(title, values) for title, values in counts.items() if len(set(values)) > 1)
 
 
-def _figure(title: str, values: dict[str, list[int]]) -> Figure:
-    runs = range(1, 1 + len(next(iter(values.values()))))
-    ends = ", ".join(f"{name} from {each[0]} to {each[-1]}" for name, each in values.items())
-    words = f"{title} over {len(runs)} runs: {ends}"
-    lines = [charts.Line(name, list(runs), each) for name, each in values.items()]
-    rows: list[Row] = [(run, *(number(each[run - 1]) for each in values.values())) for run in runs]
-    numbers = table(title, ("run", *values), rows, numbers=range(1, 1 + len(values)))
-    return Figure(title, charts.line_chart(lines, "run, from old to new", title.lower(), words), words, numbers)
+def _figure(title: str, values: list[int]) -> Figure:
+    runs = range(1, 1 + len(values))
+    words = f"{title} over {len(values)} runs: from {values[0]} to {values[-1]}"
+    rows: list[Row] = [(run, number(value)) for run, value in zip(runs, values, strict=True)]
+    shown = table(title, ("run", "count"), rows, numbers=(0, 1))
+    svg = charts.line_chart(charts.Line(list(runs), values), "run, from old to new", words, first=1)
+    return Figure(title, svg, words, shown)
 
 
 def _name(found: FoundFailure) -> str:
@@ -120,34 +145,77 @@ def _states(log: RunLog) -> dict[str, str]:
     return passed | {_name(found): state_of(found) for found in log.report.failures}
 
 
-def _failures_table(logs: list[RunLog]) -> Table | None:
-    """Return the state of each failure in each run; None where there are no failures."""
-    words = {_name(found): safe(failure_in_words(found)) for log in logs for found in log.report.failures}
+def _failures_table(logs: list[RunLog], place: Path) -> Table | None:
+    """Return the state of each failure in each run, the newest first; None where there are no failures."""
+    words = _titles(logs)
     if not words:
         return None
-    states = [_states(log) for log in logs]
+    newest = logs[::-1]
+    states = [_states(log) for log in newest]
+    links = [_links(log, place) for log in newest]
     rows: list[Row] = [
-        (f"{what} ({name})", *(_state(state.get(name)) for state in states)) for name, what in words.items()
+        (what, *(_state(state.get(name), link.get(name, "")) for state, link in zip(states, links, strict=True)))
+        for name, what in words.items()
     ]
-    return table("Each failure in each run", ("failure", *map(_began, logs)), rows)
+    return table("Each failure in each run, the newest first", ("failure", *map(_day, newest)), rows)
 
 
-def _state(state: str | None) -> Cell:
-    marks = {"open": "bad", "regressed": "bad", "passes": "good"}
-    return Cell(state or "not seen", marks.get(state or "", "quiet"))
+def _titles(logs: Sequence[RunLog]) -> dict[str, str]:
+    """Return the title of each failure, as the run says it that explains it."""
+    every = [found for log in logs for found in log.report.failures]
+    titles = {_name(found): _words(found) for found in every}
+    return titles | {_name(found): _words(found) for found in every if found.counterexample.verdict.explanation}
+
+
+def _words(found: FoundFailure) -> str:
+    reason, title = title_of(found)
+    return f"{reason}: {title}" if reason else title
+
+
+def _links(log: RunLog, place: Path) -> dict[str, str]:
+    """Return the address of each failure's section in a run's page."""
+    rows = enumerate(rows_of(log.report.failures), 1)
+    return {_name(found): f"{_address(log, place)}#failure-{index}" for index, (found, _, _) in rows}
+
+
+def _state(state: str | None, link: str) -> Cell:
+    return Cell(state or "not seen", _MARKS.get(state or "", "quiet"), link)
 
 
 def _changes(logs: list[RunLog]) -> list[str]:
     """Return in sentences what the last run changed."""
     if len(logs) < 2:
-        return []
+        return ["There is one run, so nothing to compare it with yet."]
+    titles = _titles(logs)
+    titles |= {Path(event.path).name: Path(event.path).name for log in logs for event in log.passed} | titles
     before, after = _states(logs[-2]), _states(logs[-1])
-    new = [name for name, state in after.items() if state in ("open", "regressed") and before.get(name) != state]
+    changed = {name: state for name, state in after.items() if before.get(name) != state}
+    failing = {name: state for name, state in changed.items() if state in ("open", "regressed")}
+    regressed = [name for name, state in failing.items() if state == "regressed"]
+    again = [name for name, state in failing.items() if state == "open" and name in before]
+    new = [name for name in failing if name not in before and name not in regressed]
     gone = [name for name, state in before.items() if state != "passes" and name not in after]
     fixed = [name for name, state in after.items() if state == "passes" and before.get(name, "passes") != "passes"]
-    lists = (("New or regressed", new), ("Passes now", fixed), ("Not seen again", gone))
-    return list(_sentences(lists)) or ["The last run shows the same failures as the one before."]
+    lists = (
+        ("New", new),
+        ("Regressed", regressed),
+        ("Fails again", again),
+        ("Passes now", fixed),
+        ("Not seen again", gone),
+    )
+    sentences = [f"{words}: {safe('; '.join(map(titles.__getitem__, names)))}." for words, names in lists if names]
+    return sentences or [_same(after)]
 
 
-def _sentences(lists: Iterable[tuple[str, list[str]]]) -> Iterator[str]:
-    return (f"{words}: {safe(', '.join(names))}." for words, names in lists if names)
+def _same(states: dict[str, str]) -> str:
+    if any(state != "passes" for state in states.values()):
+        return "The last run shows the same failures as the one before, and no other."
+    return "The last two runs show no failure."
+
+
+def _nothing(logs: list[RunLog]) -> str:
+    """Return what the lack of failures in the shown runs means."""
+    judged = sum(log.statistics.cases for log in logs)
+    if not judged:
+        return "No case was judged in any of these runs, so they say nothing of the target."
+    return f"None of the {number(judged)} cases of these runs failed."

@@ -5,7 +5,7 @@ const state = document.getElementById("state");
 let mark = null;
 
 function focusable(main) {
-  return [...main.querySelectorAll("a, summary, [tabindex='0']")];
+  return [...main.querySelectorAll("a, summary, input, button, [tabindex='0']")];
 }
 
 function replace(text) {
@@ -19,6 +19,7 @@ function replace(text) {
   const top = window.scrollY;
   main.replaceChildren(...next.childNodes);
   window.scrollTo({ top, behavior: "instant" });
+  document.dispatchEvent(new Event("renewed"));
   if (focused >= 0) focusable(main)[focused]?.focus({ preventScroll: true });
 }
 
