@@ -13,10 +13,21 @@ import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.mask_recipes import Custom, Lookahead
-from fuzz_attn.forensics.explanation import Finding, Heatmap, Reason, Row, count, factor, keys, ranges, rows_of_case
+from fuzz_attn.case.mask_recipes import Chunks, Custom, Lookahead
+from fuzz_attn.forensics.explanation import (
+    Finding,
+    Heatmap,
+    Reason,
+    Row,
+    count,
+    cut_words,
+    factor,
+    keys,
+    ranges,
+    rows_of_case,
+)
 from fuzz_attn.forensics.lab import FAR, PACKED, Array, Cells, Lab, beyond, by_row
-from fuzz_attn.inputs.custom_masks import sees
+from fuzz_attn.inputs.custom_masks import custom_masks, sees
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 NARROW: Final = 128.0
@@ -258,8 +269,57 @@ def mask_findings(found: Recovered, case: AttentionCase, wrong_rows: Array) -> l
             findings[finding.reason] = finding if known is None or known.vague else known
     counted = [reading for reading in all_readings if reading.right]
     if counted and not findings:
-        return [_of_sums(counted, case)]
+        return [_uneven(counted[0], found, case) or _of_sums(counted, case)]
     return sorted(findings.values(), key=lambda finding: (finding.vague, finding.reason not in DEEPEST))
+
+
+def _uneven(reading: Reading, found: Recovered, case: AttentionCase) -> Finding | None:
+    """Return which keys weigh more than others though their scores are equal; None where the sum of all is wrong."""
+    row, place = reading.row, (reading.row.token, reading.row.head)
+    own = found.cells.keys_of(row.sequence, row.kv_head)[list(reading.visible)]
+    ratio = found.actual[place][own] / found.expected[place][own]
+    if len(ratio) < 2 or abs(reading.total - 1.0) > FAR:
+        return None
+    edge = int(np.argmax(np.abs(np.diff(ratio)))) + 1
+    before, after = reading.visible[:edge], reading.visible[edge:]
+    times = factor(float(np.median(ratio[:edge]) / np.median(ratio[edge:])))
+    what = f"{_subject(row)}: {keys(before)} weigh {times} times as much as they should beside {keys(after)}"
+    parts = case.launch.path == "3d" or case.family in ("mla_decode", "token_decode")
+    why = "two parts are merged with wrong weights" if parts else "an earlier tile or segment is not rescaled"
+    return Finding("segment" if parts else "tile", f"{what}, with equal scores: {why}")
+
+
+def mask_row_findings(found: Recovered, case: AttentionCase) -> list[Finding]:
+    """Return that the rows of a custom mask are read as if they had another length, if that gives what is attended.
+
+    It is vague where several lengths do.
+    """
+    bits = custom_masks(case)
+    if not bits:
+        return []
+    memory, rows = np.concatenate([each.reshape(-1) for each in bits]), rows_of_case(case)
+    starts = np.cumsum([0, *(each.size for each in bits)])
+    lengths = set(range(2 * case.max_seq_len + 2))
+    for row in rows:
+        seq_len = case.sequences[row.sequence].seq_len
+        own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
+        weights = np.nan_to_num(found.actual[row.token, row.head, own])
+        attended = weights > ATTENDED * max(float(weights.max(initial=0.0)), 1e-6)
+        for length in tuple(lengths):
+            places = starts[row.sequence] + row.query * (seq_len + length - case.max_seq_len) + np.arange(row.end)
+            read = memory[np.clip(places, 0, len(memory) - 1)] != 0
+            if not np.array_equal(read & (places >= 0), attended):
+                lengths.discard(length)
+    wrong = sorted(length - case.max_seq_len for length in lengths if length != case.max_seq_len)
+    if not wrong or case.max_seq_len in lengths:
+        return []
+    longest = max(case.sequences, key=lambda sequence: sequence.seq_len)
+    named = {"context": longest.context_len, "new tokens": longest.query_len}
+    seen = [f"{longest.seq_len + each} bits" for each in wrong[:3]]
+    which = [name for name, length in named.items() if length - longest.seq_len == wrong[0]]
+    why = f", the number of its {which[0]}" if which and len(wrong) == 1 else ""
+    words = f"rows of the custom mask are read as if they had {' or '.join(seen)}{why}, and have {longest.seq_len}"
+    return [Finding("mask", words, vague=len(wrong) > 1)]
 
 
 def _of_sums(counted: list[Reading], case: AttentionCase) -> Finding:
@@ -322,7 +382,15 @@ def _moved(reading: Reading, cells: Cells) -> Finding | None:
         return None
     wrong, right = (place_words(place, cells) for place in (instead, cells.of_key(row.sequence, first)))
     words = f"{_subject(row)} reads {keys(missing)} at wrong places: key {first} from {wrong}, should be {right}"
-    return Finding("page", words)
+    numbers = (_numbers(instead, cells), _numbers(cells.of_key(row.sequence, first), cells))
+    cut = next(filter(None, (cut_words(read, own) for read, own in zip(*numbers, strict=True))), "")
+    return Finding("page", words + cut)
+
+
+def _numbers(place: tuple[int, int], cells: Cells) -> tuple[int, int]:
+    """Return the numbers by which a kernel may find a place: of its page, and of its slot among those of all pages."""
+    page = place[0] + cells.pages.first_block
+    return page, page * cells.case.pages.block_size + place[1]
 
 
 def _same_places(reading: Reading, cells: Cells) -> bool:
@@ -409,11 +477,19 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
     as_if = f"it sees keys as if it were key {row.query}, counted without the context"
     behind, by_bits = [key for key in visible if key > row.position], "mask" in reading.kinds
     custom = isinstance(case.mask, Custom)
-    ahead = isinstance(case.mask, Lookahead) and first > row.position and last == visible[-1]
+    ahead = isinstance(case.mask, Lookahead) and first >= row.position and last == visible[-1]
+    chunk = case.mask.size if isinstance(case.mask, Chunks) else 0
+    ends_chunk = bool(chunk) and (row.position + 1) % chunk == 0 and len(visible) == chunk
     rules: tuple[tuple[bool, Reason, str, bool], ...] = (
         (by_bits, "mask", "its bits of the custom mask are 1 there", False),
         (ahead, "window", f"within its window of two sides, which ends with key {row.end - 1}", False),
         (missing == behind, "causal", "behind its own, where no causal mask hides keys", False),
+        (
+            ends_chunk and len(missing) == len(visible),
+            "window",
+            f"all of its chunk, of which its own is the last key, as if it were in the next chunk of {chunk}",
+            chunk == 1,
+        ),
         (len(missing) == len(visible), "segment", "all that it sees", True),
         (from_chunk and context > 1, "causal", as_if, False),
         (custom and missing == [row.position], "mask", "its own, whose bit of the custom mask is 1", True),

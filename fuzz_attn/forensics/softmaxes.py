@@ -179,6 +179,10 @@ def _ratios(seen: Comparison, place: tuple[int, int]) -> tuple[Array, Array]:
 def _sum(row: Row, ratio: float, seen: Comparison) -> Finding:
     actual, expected = (float(weights[row.token, row.head].sum()) for weights in (seen.actual, seen.expected))
     sums = f"{row.words}, head {row.head}: its weights sum to {actual:.6g}, should be {expected:.6g}"
+    scales = {"k_scale": seen.case.scales.k, "q_scale": seen.case.scales.q, "out_scale": seen.case.scales.out}
+    for name, scale in scales.items():  # those of v and of the output are 1 in this launch
+        if scale not in (0.0, 1.0) and abs(ratio - scale) < 0.01 * abs(scale):
+            return Finding("scale", f"{sums}: values are multiplied by {name}, {factor(scale)}")
     return Finding("denominator", f"{sums}: the denominator is {factor(1 / ratio)} times what it should be")
 
 

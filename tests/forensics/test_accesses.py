@@ -54,7 +54,8 @@ def test_an_element_in_words(name: str, offset: int, words: str, tensors: Attent
 def test_a_slot_behind_the_last_page(tensors: AttentionTensors) -> None:
     pages = tensors.value_cache.shape[0]
     words = element_words(seen(tensors.value_cache, pages * 8 * SLOT), tensors, CASE)
-    assert words == f"slot 0 of page {pages}, head 0, of the value cache, behind the last page"
+    where = f"slot 0 of page {pages}, head 0, of the value cache, behind the last page"
+    assert words == f"{where}, a number that dead entries of the block table hold"
 
 
 def test_a_view_of_a_tensor_is_that_tensor(tensors: AttentionTensors) -> None:

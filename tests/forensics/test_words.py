@@ -144,4 +144,4 @@ def test_the_heatmap_draws_bars_and_the_masks_edges() -> None:
 
 def test_a_sentence_names_the_larger_case() -> None:
     found = Explanation((Finding("tile", "query 0 misses key 64"),), longer="sequence 0: 75 in the cache before")
-    assert found.sentence == "tile: query 0 misses key 64 (in a larger case: sequence 0: 75 in the cache before)"
+    assert found.sentence == "tile: query 0 misses key 64 (in a larger case)"

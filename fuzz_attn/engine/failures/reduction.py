@@ -37,6 +37,7 @@ from fuzz_attn.engine.failures.triage import (
     KnownFailures,
     class_of,
     failures_of,
+    has_cause,
     is_of_output,
 )
 from fuzz_attn.engine.judges.explanation import explained, in_words
@@ -492,16 +493,16 @@ def store_behind(failure: KnownFailure, launches: Launches) -> tuple[Order, Verd
 
 
 def name_cause(failure: KnownFailure, launches: Launches) -> None:
-    """Let a confirmed wrong output name poison that reaches it, or a rounding, and say it in words, if time is left."""
+    """Let a confirmed failure say its cause in words, and a wrong output its poison or rounding, if time is left."""
     found = failure.found
-    if found.confirmation != "confirmed" or not is_of_output(failure.failure_class):
+    if found.confirmation != "confirmed" or not (is_of_output(failure.failure_class) or has_cause(found.verdict)):
         return
 
     def ask(order: Order) -> Answer:
         return launches.judge(order, "shrink")
 
     with contextlib.suppress(BudgetSpentInterrupt):
-        verdict = explained(ask, order_of(found), found.verdict)
+        verdict = found.verdict if has_cause(found.verdict) else explained(ask, order_of(found), found.verdict)
         failure.found = msgspec.structs.replace(found, verdict=verdict)
         verdict = in_words(ask, order_of(found), verdict)
         failure.found = msgspec.structs.replace(found, verdict=verdict)

@@ -23,7 +23,7 @@ def explained(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) 
 
 def in_words(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) -> Verdict:
     """Return a failure with what the kernel does wrong in one sentence, if that can be told."""
-    explanation = judge(msgspec.structs.replace(order, forensics=True)).explanation
+    explanation = judge(msgspec.structs.replace(order, forensics=True, site=verdict.site)).explanation
     if explanation is None or explanation.reason == "unknown":
         return verdict
     return msgspec.structs.replace(verdict, explanation=explanation.sentence, cause=explanation.cause)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, factor, ranges
 from fuzz_attn.inputs.output_tensors import OutputTensor
@@ -77,8 +78,31 @@ def explain(experiment: Experiment) -> Explanation:
         for reason, words in _findings(_cache(experiment, tensors, name), experiment, tensors):
             found.setdefault((reason, words), []).append(name)
     findings = [Finding(reason, f"{' and '.join(names)}: {words}") for (reason, words), names in found.items()]
-    findings = findings or [Finding("address", each.message) for each in experiment.first.observations[:1]]
+    seen = [Finding("address", each.message) for each in experiment.first.observations[:1]]
+    stray = bool(seen) and all(finding.reason in ("address", "unwritten") for finding in findings)
+    if stray or not findings:
+        findings = [_without_features(found, experiment) for found in (seen or findings)[:1]] + findings[not seen :]
     return _of(findings or [Finding("unknown", "no typical mistake gives these caches")])
+
+
+def _without_features(finding: Finding, experiment: WriteExperiment) -> Finding:
+    """Return a finding of wrong places with the feature of the case without which it passes."""
+    changes = (
+        ("skipped", False, "without skipped tokens", "a token without a slot is written, or another one is skipped"),
+        ("value_gap", 0, "where both caches have the same strides", "those of keys are used for values"),
+        ("heads_first", False, "where heads follow places in a page", "strides of the caches are assumed"),
+        ("head_gap", 0, "where heads are next to each other", "strides of the caches are assumed"),
+        ("fused", False, "without fused rows", "strides of the new keys or values are assumed"),
+        ("far", False, "without pages beyond 2^31 elements", "offsets are computed in 32 bits"),
+    )
+    case = experiment.case
+    for name, value, words, why in changes:
+        if getattr(case, name) != value:
+            other = WriteExperiment(replace(case, **{name: value}), experiment.target, experiment.backend)
+            launch = other.first
+            if not (launch.error or launch.observations) and judge(launch.tensors, other.reference).passed:
+                return Finding(finding.reason, f"{finding.words}; right {words}: {why}")
+    return finding
 
 
 def _of(findings: list[Finding]) -> Explanation:

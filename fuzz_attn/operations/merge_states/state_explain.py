@@ -106,6 +106,11 @@ def _of_weights(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
     own, other, factor = ("2", "e", _LN2) if tensors.base == 2.0 else ("e", "2", 1.0 / _LN2)
     yield Mistake("scale", f"its logarithm has base {other}", _with(right, lse=top + logarithm * factor))
     yield Mistake("scale", f"it is the logarithm of base {other}, not {own}", _with(right, lse=lse * factor))
+    wrong_base = merge(dataclasses.replace(tensors, base=2.0 if other == "2" else math.e))
+    power = top + (wrong_base["lse"].value - top).nan_to_num(0.0) * (1.0 / factor)
+    yield Mistake(
+        "scale", f"weights are powers of {other}, not of {own}", _with(right, out=wrong_base["out"].value, lse=power)
+    )
     never_empty = lse.masked_fill(lse == EMPTY, 0.0)
     yield Mistake("denominator", "it is 0 and not -inf without any key", _with(right, lse=never_empty))
 
