@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -224,18 +224,23 @@ def _misread_query(lab: Lab, read: Array, heads: int) -> Iterator[Finding]:
 
 
 def latent_findings(lab: Lab) -> Iterator[Finding]:
-    """Yield what is wrong with scores of keys that hold their values: a factor, or a column that does not count.
+    """Yield what is wrong with scores of keys that hold their values: a factor, or a column that is not where it is.
 
     Keys are unit vectors in the columns of their values, and have a digit of their place in the others.
     """
     tensors, heads = without_scores(lab.cleared()), lab.case.heads
-    gain = score_scale(tensors) * max(heads.head_size - heads.head_size_v, 1)
+    columns = range(heads.head_size_v, heads.head_size)
+    gain = score_scale(tensors) * max(len(columns), 1)
     if not gain:
         return
     fill_queries(lab, tensors, np.full(lab.case.num_tokens * heads.num_query_heads, SPREAD / DIGITS / gain))
     lab.set_all_keys(tensors, (np.arange(len(lab.cells)) % DIGITS).astype(np.float64))
     found = recovered(lab, tensors)
     if found is None or not found.far.any():
+        return
+    some = list(dimension_findings(lab, columns))
+    if some and sum(1 for column in columns if list(dimension_findings(lab, [column]))) < len(columns):
+        yield from some
         return
     row = next(row for row in rows_of_case(lab.case) if found.far[row.token, row.head].any())
     own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
@@ -245,16 +250,14 @@ def latent_findings(lab: Lab) -> Iterator[Finding]:
         times = float((x * y).sum() / max(float((x**2).sum()), 1e-30))
         if np.abs(y - times * x).max() < FAR * np.abs(y - x).max():
             words = f"{row.words}, head {row.head}: the scores have a wrong scale (factor {factor(times)})"
-            columns = list(dimension_findings(lab))  # one column of many is nearly a factor
-            yield from columns or [Finding("scale", words)]
-            return
-    yield from dimension_findings(lab)
+            yield Finding("scale", words)
 
 
-def dimension_findings(lab: Lab) -> Iterator[Finding]:
-    """Yield a column in which query and key do not meet."""
+def dimension_findings(lab: Lab, columns: Iterable[int] | None = None) -> Iterator[Finding]:
+    """Yield a column in which query and key do not meet, of some columns or of a choice of all."""
     size = lab.case.heads.head_size
-    for column in sorted({*range(min(size, 16)), *range(0, size, max(1, size // 8)), size - 1}):
+    some = {*range(min(size, 16)), *range(0, size, max(1, size // 8)), size - 1}
+    for column in sorted(some) if columns is None else columns:
         tensors = without_scores(lab.cleared())
         gain = score_scale(tensors)
         if not gain:

@@ -264,7 +264,8 @@ def mask_findings(found: Recovered, case: AttentionCase, wrong_rows: Array) -> l
     all_readings.sort(key=lambda reading: not wrong_rows[reading.row.token, reading.row.head])
     findings: dict[str, Finding] = {}
     for reading in sorted((each for each in all_readings if not each.right), key=_how_telling):
-        for finding in _of_row(reading, found.cells, case):
+        uneven = None if reading.missing or reading.extra else _uneven(reading, found, case)
+        for finding in [uneven] if uneven is not None else _of_row(reading, found.cells, case):
             known = findings.get(finding.reason)
             findings[finding.reason] = finding if known is None or known.vague else known
     counted = [reading for reading in all_readings if reading.right]
@@ -274,7 +275,10 @@ def mask_findings(found: Recovered, case: AttentionCase, wrong_rows: Array) -> l
 
 
 def _uneven(reading: Reading, found: Recovered, case: AttentionCase) -> Finding | None:
-    """Return which keys weigh more than others though their scores are equal; None where the sum of all is wrong."""
+    """Return which keys weigh more than others though their scores are equal.
+
+    None where the sum of all is wrong, and for keys that are counted several times.
+    """
     row, place = reading.row, (reading.row.token, reading.row.head)
     own = found.cells.keys_of(row.sequence, row.kv_head)[list(reading.visible)]
     ratio = found.actual[place][own] / found.expected[place][own]
@@ -282,7 +286,10 @@ def _uneven(reading: Reading, found: Recovered, case: AttentionCase) -> Finding 
         return None
     edge = int(np.argmax(np.abs(np.diff(ratio)))) + 1
     before, after = reading.visible[:edge], reading.visible[edge:]
-    times = factor(float(np.median(ratio[:edge]) / np.median(ratio[edge:])))
+    number = float(np.median(ratio[:edge]) / np.median(ratio[edge:]))
+    if reading.twice and abs(max(number, 1 / number) - round(max(number, 1 / number))) < FAR:
+        return None
+    times = factor(number)
     what = f"{_subject(row)}: {keys(before)} weigh {times} times as much as they should beside {keys(after)}"
     parts = case.launch.path == "3d" or case.family in ("mla_decode", "token_decode")
     why = "two parts are merged with wrong weights" if parts else "an earlier tile or segment is not rescaled"

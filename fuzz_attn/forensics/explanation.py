@@ -123,7 +123,7 @@ REASONS = get_args(Reason)
 
 UNTOLD: Final = frozenset(("scale", "denominator", "address", "unwritten", "arithmetic", "unknown"))
 """Reasons whose words would be those of different bugs but for their numbers."""
-_NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
+_NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?:/\d+)?\b")
 
 
 def without_numbers(words: str) -> str:

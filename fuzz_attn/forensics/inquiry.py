@@ -33,7 +33,7 @@ from fuzz_attn.forensics.lab import Lab, by_row, without_scores
 from fuzz_attn.forensics.leaks import leak_findings
 from fuzz_attn.forensics.log_sums import keyless_findings, log_sum_findings
 from fuzz_attn.forensics.score_mistakes import score_findings
-from fuzz_attn.forensics.score_terms import ablation_findings, comparison_of, softcap_findings
+from fuzz_attn.forensics.score_terms import Comparison, ablation_findings, comparison_of, softcap_findings
 from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
 from fuzz_attn.forensics.wrong_outputs import (
     empty_findings,
@@ -92,8 +92,8 @@ class Inquiry:
             if self._output_wrong and "uninitialised" not in self.kinds:  # else weights are those of an earlier launch
                 weights = self._of_weights()
                 deepest = bool(weights) and weights[0].reason in DEEPEST
-                if observed and not deepest and (not weights or weights[0].vague or self._misses_only):
-                    found = [*observed, *found]
+                if observed and weights and not deepest and self._may_follow(weights[0]):
+                    found = [msgspec.structs.replace(observed[0], vague=True), *found]
                 found = [*weights, *found] if deepest else [*found, *weights]
                 found = [_caused_by(observed, each) for each in dict.fromkeys(found)]
         except ProbeError as error:
@@ -136,8 +136,6 @@ class Inquiry:
             found = [*(mask_row_findings(self.uniform, self.lab.case) if found else []), *found]
         if not found and self.natural is not None and self.natural.wrong.any():
             found = self._of_scores(self.natural)
-        if [each.reason for each in found] == ["denominator"] and self.lab.case.sinks is None:
-            found = [*level_findings(self.lab), *found]
         if not np.isfinite(self.lab.first.actual[wrong_rows]).all():
             found += leak_findings(self.lab)
         if not found and self.lab.experiment.first.tensors.cache_format.is_latent:
@@ -152,7 +150,7 @@ class Inquiry:
         small: list[Callable[[], Iterable[Finding]]] = [
             lambda: attended_findings(lab, natural, seen),
             lambda: score_findings(seen),
-            lambda: part_findings(lab, seen),
+            lambda: self._of_parts(seen),
         ]
         large: list[Callable[[], Iterable[Finding]]] = [
             lambda: key_findings(lab),
@@ -167,6 +165,13 @@ class Inquiry:
                 return found[:1]
         return []
 
+    def _of_parts(self, seen: Comparison) -> list[Finding]:
+        """Return keys that weigh too much together; a wrong sum of all weights may follow from how keys are masked."""
+        found = list(part_findings(self.lab, seen))
+        if found and found[0].reason == "denominator" and self.lab.case.sinks is None:
+            found = [each for each in level_findings(self.lab) if not each.vague] + found
+        return found
+
     def _of_sanitizers(self) -> Iterator[Finding]:
         """Yield the first of what sanitizers found, or an overflow, from which wrong accesses follow."""
         first, case = self.lab.experiment.first, self.lab.case
@@ -178,12 +183,15 @@ class Inquiry:
             reason = reason_of_access(observation, first.tensors, case)
             yield Finding(reason, words, vague=element.endswith(DEAD_ENTRY), cause=place)
 
-    @cached_property
-    def _misses_only(self) -> bool:
-        """Whether rows miss keys that they see, and attend no others: these may be read outside of a tensor."""
-        uniform = self.__dict__.get("uniform")
-        wrong = [] if uniform is None else [each for each in readings(uniform, self.lab.case) if not each.right]
-        return bool(wrong) and not any(each.extra or each.twice for each in wrong)
+    def _may_follow(self, finding: Finding) -> bool:
+        """Return whether what is wrong with the weights may only follow from an access that a sanitizer reports.
+
+        So it is with a vague guess, and where rows seem to see fewer keys: these may be read outside of a tensor.
+        """
+        if finding.vague or finding.reason != "causal" or self.uniform is None:
+            return finding.vague and finding.reason not in ("address", "page")
+        wrong = [each for each in readings(self.uniform, self.lab.case) if not each.right]
+        return not any(each.extra or each.twice for each in wrong)
 
     @cached_property
     def _stored_outside(self) -> set[str]:

@@ -83,7 +83,8 @@ def _slopes(seen: Comparison) -> Iterator[Mistake]:
     weights = {words: replace(terms, slopes=slopes).weights() for words, slopes in others.items()}
     if np.isfinite(terms.sinks).any():
         shifted = terms.logits() + terms.slopes[:, None] * terms.context
-        weights["are counted from the sequence's first key"] = terms.weights(shifted)
+        if seen.explains(terms.weights(shifted)):
+            yield Mistake("slope", "ALiBi is counted from the sequence's first key")
     found = list(_all("slope", "the slopes", weights, seen))
     yield from found or _fitted(seen)
 
@@ -259,7 +260,10 @@ def _factors(seen: Comparison) -> Iterator[Mistake]:
 
 def _wrong_scale(number: float, words: str, seen: Comparison, fitted: int) -> Iterator[Mistake]:
     """Yield the mistake of a factor on the scores, once for each wrong softmax scale that it would be."""
-    for name in _names(number, seen.case) or [""]:
+    names = _names(number, seen.case) or [""]
+    if "new" in words:
+        names = [name.replace("it is applied twice", "they are not quantised") for name in names]
+    for name in names:
         named = factor(number) + (f", {name}" if name else "")
         yield Mistake("scale", f"the scores{words} have a wrong scale (factor {named})", fitted)
 
