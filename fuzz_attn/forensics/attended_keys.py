@@ -26,7 +26,7 @@ from fuzz_attn.forensics.explanation import (
     ranges,
     rows_of_case,
 )
-from fuzz_attn.forensics.lab import FAR, PACKED, Array, Cells, Lab, beyond, by_row
+from fuzz_attn.forensics.lab import FAR, PACKED, Array, Cells, Lab, beyond, by_row, without_scores
 from fuzz_attn.inputs.custom_masks import custom_masks, sees
 from fuzz_attn.inputs.tensors import AttentionTensors
 
@@ -84,6 +84,39 @@ def recovered(lab: Lab, tensors: AttentionTensors, cells: Array | None = None) -
         for array, part in zip(arrays, parts, strict=True):
             array[..., some] = part[..., : len(some)] / unit
     return Recovered(lab.cells, *arrays)
+
+
+def long_findings(lab: Lab) -> list[Finding]:
+    """Return what is wrong with the keys of the first wrong row, where they are too many to be read one by one.
+
+    Parts of them, each with one column of V, show where a weight is wrong; then its neighbours are read.
+    """
+    width, cells = lab.case.heads.head_size_v, lab.focus
+    unit = NARROW if is_fp8(lab.case.dtypes.out) else 1.0
+    wrong = by_row(lab.first.wrong)
+    row = next((row for row in rows_of_case(lab.case) if wrong[row.token, row.head]), None)
+    if row is None:
+        return []
+    low, high = 0, len(cells)
+    while high - low > width:
+        edges = np.unique(np.linspace(low, high, min(high - low, MOST_LAUNCHES // 2 * width) + 1).astype(np.int64))
+        errors = np.zeros(len(edges) - 1)
+        for first in range(0, len(errors), width):
+            some = edges[first : first + width + 1]
+            tensors = without_scores(lab.cleared())
+            lab.set_values(tensors, cells[some[0] : some[-1]], np.repeat(np.arange(len(some) - 1), np.diff(some)), unit)
+            output = lab.run(tensors)
+            actual, expected = (part[row.token, row.head, : len(some) - 1] for part in (output.actual, output.expected))
+            errors[first : first + width] = np.abs(np.nan_to_num(actual) - expected) / unit
+        worst = int(np.argmax(errors))
+        beside = max(0, width // 2 - int(edges[worst + 1] - edges[worst]))
+        low, high = max(low, int(edges[worst]) - beside), min(high, int(edges[worst + 1]) + beside)
+    found = recovered(lab, without_scores(lab.cleared()), cells[low:high])
+    if found is None or not found.far[row.token, row.head].any():
+        return []
+    reading = _reading(found, lab.case, row)
+    reading.visible = tuple(lab.case.visibility.keys_of(row.position, lab.case.sequences[row.sequence].seq_len))
+    return list(_of_row(reading, found.cells, lab.case))
 
 
 def heatmap_of(found: Recovered, uniform: Recovered, case: AttentionCase) -> Heatmap | None:
@@ -161,6 +194,8 @@ TWICE: Final = 1.6
 MOST_SURPLUS: Final = 256
 """More keys than this are not thought to be counted beside those attended."""
 SMALLEST_TILE: Final = 16
+MANY: Final = 64
+"""Keys of a row that attends those before and behind others that it misses."""
 
 
 @dataclass
@@ -480,6 +515,7 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
     first_row, all_but_own = row.query == 0, "all but its own, as with a window of 1"
     only_new = first_row and context > 0 and case.reads_packed[row.sequence]
     begins_tile = row.position % SMALLEST_TILE == 0  # such a tile, or a segment, may be lost as a whole
+    alone = case.sequences[row.sequence].query_len == 1  # then its own is the last key too
     from_chunk = bool(context) and missing == [key for key in visible if key > row.query]
     as_if = f"it sees keys as if it were key {row.query}, counted without the context"
     behind, by_bits = [key for key in visible if key > row.position], "mask" in reading.kinds
@@ -500,14 +536,20 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
         (len(missing) == len(visible), "segment", "all that it sees", True),
         (from_chunk and context > 1, "causal", as_if, False),
         (custom and missing == [row.position], "mask", "its own, whose bit of the custom mask is 1", True),
-        (missing == [row.position], "causal", "its own, which causality allows", begins_tile or only_new or from_chunk),
+        (
+            missing == [row.position],
+            "causal",
+            "its own, which causality allows",
+            begins_tile or only_new or from_chunk or alone,
+        ),
         (unbroken and at_window, "window", f"{edge} of its window of {window}", False),
         (missing == list(visible[:-1]), "segment" if first_row else "window", all_but_own, first_row),
         (missing == [key for key in visible if key < context], "segment", "all of its context", False),
         (missing == [key for key in visible if key >= context], "segment", "all new tokens", False),
         *_edges(missing, visible, case),
     )
-    reason, words, vague = next((rule[1:] for rule in rules if rule[0]), ("tile", "it attends the others", True))
+    lost = unbroken and visible[0] < first and last < visible[-1] and len(visible) > MANY
+    reason, words, vague = next((rule[1:] for rule in rules if rule[0]), ("tile", "it attends the others", not lost))
     return Finding(reason, f"{_subject(row)} misses {keys(missing)}: {words}", vague)
 
 

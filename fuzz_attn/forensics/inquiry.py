@@ -23,6 +23,7 @@ from fuzz_attn.forensics.attended_keys import (
     DEEPEST,
     Recovered,
     heatmap_of,
+    long_findings,
     mask_findings,
     mask_row_findings,
     readings,
@@ -134,6 +135,8 @@ class Inquiry:
             found = mask_findings(self.uniform, self.lab.case, wrong_rows)
             found = list(softcap_findings(self.lab, found)) or found
             found = [*(mask_row_findings(self.uniform, self.lab.case) if found else []), *found]
+        if not found and self.uniform is None:
+            found = long_findings(self.lab)
         if not found and self.natural is not None and self.natural.wrong.any():
             found = self._of_scores(self.natural)
         if not np.isfinite(self.lab.first.actual[wrong_rows]).all():

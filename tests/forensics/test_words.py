@@ -43,7 +43,10 @@ def test_keys() -> None:
     assert (keys([4]), keys([4, 5, 6])) == ("key 4", "keys 4 to 6")
 
 
-@pytest.mark.parametrize(("number", "words"), [(1 / 448, "1/448"), (2.0, "2"), (-0.5, "1/-2"), (0.3, "0.3"), (0, "0")])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(1 / 448, "1/448"), (2.0, "2"), (-0.5, "-1/2"), (1.00003, "1.00003"), (0.9997, "0.9997"), (0.3, "0.3"), (0, "0")],
+)
 def test_factors(number: float, words: str) -> None:
     assert factor(number) == words
 

@@ -354,7 +354,9 @@ def may_be_together(one: KnownFailure, other: KnownFailure) -> bool:
     first, second = one.found.verdict, other.found.verdict
     findings = [verdict for verdict in (first, second) if is_finding(verdict)]
     logic = one.found.only_here == other.found.only_here
-    known = one.complete and other.complete and one.trigger is not None and other.trigger is not None
+    one_file = len(findings) == 2 and first.site.rpartition(":")[0] == second.site.rpartition(":")[0]
+    complete = one.complete and other.complete
+    known = (complete or one_file) and one.trigger is not None and other.trigger is not None
     follows = bool(first.cause) and first.cause == second.cause
     return logic and known and (len(findings) == 2 or (len(findings) == 1 and follows))
 
