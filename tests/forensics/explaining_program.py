@@ -1,8 +1,8 @@
 """Explains seeded bugs on their saved cases in the simulator, and prints the explanations as JSON lines.
 
 ``python explaining_program.py CASES [--check TRUTH] [--tables FOLDER] NAME...``: CASES is a JSON file of cases by bug,
-and FOLDER holds other bugs than the seeded ones. Without names all are explained. With ``--check`` only the explanations are printed that TRUTH, a table of reasons and words, does not
-state; the exit status is 1 if there are any.
+and FOLDER holds other bugs than the seeded ones. Without names all are explained. With ``--check`` only the
+explanations are printed that TRUTH, a table of reasons and words, does not state; exit status 1 if there are any.
 """
 
 import argparse
