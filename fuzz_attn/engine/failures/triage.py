@@ -349,14 +349,17 @@ _PLACE: Final = re.compile(r" at .+:\d+\Z")
 def may_be_together(one: KnownFailure, other: KnownFailure) -> bool:
     """Return whether two failures may be one bug that each of their cases shows in both ways.
 
-    They are findings of sanitizers, or one is and the other is a wrong output that was found to follow from it.
+    They are findings of sanitizers, or one is and the other is a wrong output that was found to follow from it. What
+    needs no trait shows in every case: such findings must be of one kind in one kernel.
     """
     first, second = one.found.verdict, other.found.verdict
     findings = [verdict for verdict in (first, second) if is_finding(verdict)]
     logic = one.found.only_here == other.found.only_here
     one_file = len(findings) == 2 and first.site.rpartition(":")[0] == second.site.rpartition(":")[0]
-    complete = one.complete and other.complete
-    known = (complete or one_file) and one.trigger is not None and other.trigger is not None
+    known = one.trigger is not None and other.trigger is not None and ((one.complete and other.complete) or one_file)
+    kinds = {verdict.message.partition(" at ")[0] for verdict in findings}
+    if len(kinds) > 1 and not (one.trigger or other.trigger):
+        return False
     follows = bool(first.cause) and first.cause == second.cause
     return logic and known and (len(findings) == 2 or (len(findings) == 1 and follows))
 
