@@ -61,10 +61,8 @@ class AuditWorker:
     def _run(self, batch: Batch, send: Send) -> None:
         from fuzz_attn.mutation.batch_runner import MutantRun  # noqa: PLC0415 - imports torch
 
-        runs = [
-            MutantRun(mutant, self._target_of(mutant), {PROPERTIES, *batch.rules}, batch.seed)
-            for mutant in batch.mutants
-        ]
+        judges = {PROPERTIES, *batch.rules} if self.healthy.operation.has_tolerances else {PROPERTIES}
+        runs = [MutantRun(mutant, self._target_of(mutant), set(judges), batch.seed) for mutant in batch.mutants]
         left, reported = runs, 0.0
 
         def after_case(number: int, undecided: list[MutantRun]) -> None:
@@ -101,8 +99,6 @@ def _load(message: bytes) -> AuditWorker:
     """Return the worker of a set-up; raises :class:`FuzzAttnError` for what the user can mend."""
     setup = msgspec.json.decode(message, type=AuditSetup)
     healthy = case_judge.load(Setup(setup.target, setup.family, "simulator"))
-    if not healthy.operation.is_audited:
-        raise FuzzAttnError(f"operation={healthy.operation.name!r} cannot be audited yet")
     from fuzz_attn.backends.simulator import SimulatorBackend  # noqa: PLC0415 - heavy imports happen only in the child
     from fuzz_attn.mutation.audit_messages import PositionFile  # noqa: PLC0415 - as above
     from fuzz_attn.mutation.batch_runner import BatchRunner  # noqa: PLC0415 - as above

@@ -26,11 +26,12 @@ from fuzz_attn.mutation.audit_results import PROPERTIES, Evidence, FalseAlarm, I
 from fuzz_attn.mutation.fixed_tolerances import AllowedErrors, allowed_errors
 from fuzz_attn.mutation.ir_operators import Rewrite, changes_in
 from fuzz_attn.mutation.ir_rewriting import Probes
-from fuzz_attn.operations.registry import AnyCase, AnyDomain
+from fuzz_attn.operations.registry import AnyCase, AnyDomain, operation_of
 from fuzz_attn.operations.seeds import derived_seed
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.check import check, check_relation
+from fuzz_attn.properties.check import check
+from fuzz_attn.properties.comparisons import compared
 from fuzz_attn.properties.experiment import Experiment, Launch
 from fuzz_attn.targets.target import Target
 
@@ -91,15 +92,46 @@ class RestorableTensors:
 
 
 class PreparedCase:
-    """One case of the stream: its tensors, its reference, and the errors that two fixed tolerances allow."""
+    """One case of the stream, each experiment on which makes and judges its tensors anew."""
 
     def __init__(self, drawn: DrawnCase, target: Target, backend: Backend) -> None:
         self.drawn = drawn
         self.target = target
         self.backend = backend
-        self.reference: Reference
+        self.operation = operation_of(drawn.case)
         self.allowed_errors: dict[str, AllowedErrors] = {}
+
+    def compute_reference(self, *, with_tolerances: bool) -> None:
+        """Compute what all experiments share: nothing."""
+
+    def experiment(self, target: Target) -> Experiment:
+        """Return an experiment on the case."""
+        return self.operation.experiment(self.drawn.case, target, self.backend)
+
+    def check(self, experiment: Experiment, relation: str | None) -> Verdict:
+        """Return the first failed verdict of an experiment and one relation, else the oracle's."""
+        return self.operation.failures(experiment, relation)[0]
+
+    def check_relation(self, relation: str, experiment: Experiment) -> Verdict:
+        """Return the verdict of one relation."""
+        return compared(self.operation.compare(relation, experiment), experiment, relation)
+
+
+class SharedCase(PreparedCase):
+    """A case whose experiments share its tensors, its reference, and the errors that two fixed tolerances allow."""
+
+    def __init__(self, drawn: DrawnCase, target: Target, backend: Backend) -> None:
+        super().__init__(drawn, target, backend)
+        self.reference: Reference
         self._tensors: dict[AnyCase, list[RestorableTensors]] = {}
+
+    def experiment(self, target: Target) -> SharedExperiment:
+        """Return an experiment on the case with its tensors and its reference."""
+        return SharedExperiment(self, target)
+
+    def check(self, experiment: Experiment, relation: str | None) -> Verdict:
+        """Return the first failed verdict, after which nothing else is judged."""
+        return check(experiment, relation)
 
     def tensors(self, case: AnyCase, number: int) -> AttentionTensors:
         """Return tensors of this case or of one derived from it; each number has tensors of its own."""
@@ -118,7 +150,7 @@ class PreparedCase:
 class SharedExperiment(Experiment):
     """An experiment on a prepared case, which already has everything that does not depend on the target."""
 
-    def __init__(self, prepared: PreparedCase, target: Target) -> None:
+    def __init__(self, prepared: SharedCase, target: Target) -> None:
         super().__init__(prepared.drawn.case, target, prepared.backend)
         self._prepared = prepared
         self._launches: dict[AnyCase, int] = {}
@@ -228,7 +260,7 @@ class BatchRunner:
             if drawn.case.compile_key not in keys:
                 keys.add(drawn.case.compile_key)
                 self._backend.rewrite(Rewrite())
-                _ = Experiment(drawn.case, self._target, self._backend).first
+                _ = operation_of(drawn.case).experiment(drawn.case, self._target, self._backend).first
                 for function in self._backend.parsed:
                     changes.update(dict.fromkeys(changes_in(function)))
         return [Mutant(change.name, change) for change in sorted(changes)]
@@ -271,13 +303,15 @@ class BatchRunner:
 
     def _healthy(self, seed: int, number: int, with_tolerances: bool) -> _HealthyCase | None:
         """Return the case with the healthy target's results; None, and a false alarm, where that fails."""
-        prepared = PreparedCase(self._drawn(seed, number), self._target, self._backend)
+        drawn = self._drawn(seed, number)
+        kind = SharedCase if operation_of(drawn.case).has_tolerances else PreparedCase
+        prepared = kind(drawn, self._target, self._backend)
         prepared.compute_reference(with_tolerances=with_tolerances)
         self.healthy_cases[seed] = max(self.healthy_cases.get(seed, 0), number + 1)
         started = time.perf_counter()
         self._backend.rewrite(Rewrite())
-        experiment = SharedExperiment(prepared, self._target)
-        verdict = check(experiment, prepared.drawn.relation)
+        experiment = prepared.experiment(self._target)
+        verdict = prepared.check(experiment, drawn.relation)
         seconds = time.perf_counter() - started
         if not verdict.passed:
             self.false_alarms.add(FalseAlarm(PROPERTIES, seed, number + 1))
@@ -318,7 +352,7 @@ class BatchRunner:
     def _verdict(self, run: MutantRun, healthy: _HealthyCase, rewrite: Rewrite) -> tuple[Verdict | None, Launch | None]:
         """Return the verdict and the first launch, if there was one; no verdict on a change that is no kernel."""
         self._backend.rewrite(rewrite)
-        experiment = SharedExperiment(healthy.prepared, run.target)
+        experiment = healthy.prepared.experiment(run.target)
         limit = min(max(SHORTEST_HANG, HANG * healthy.seconds), LONGEST_HANG)
         relation = None if PROPERTIES not in run.undecided or rewrite.probed else healthy.prepared.drawn.relation
         try:
@@ -371,8 +405,8 @@ class _HealthyCase:
         """Return the verdict on an experiment with this case; outputs of the same bits need no new judgement."""
         first = experiment.first
         if first.error or first.observations or not self.has_outputs_of(first):
-            return check(experiment, relation)
+            return self.prepared.check(experiment, relation)
         if experiment.changed_inputs:
-            return check(experiment, relation)
-        verdict = check_relation(relation, experiment) if relation else self.verdict
+            return self.prepared.check(experiment, relation)
+        verdict = self.prepared.check_relation(relation, experiment) if relation else self.verdict
         return self.verdict if verdict.passed else verdict

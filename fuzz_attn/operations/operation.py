@@ -207,8 +207,8 @@ class Operation(ABC):
     poisons: ClassVar[Mapping[str, str]] = {}
     is_exported: ClassVar[bool] = False
     """Whether a failure can be exported as a script."""
-    is_audited: ClassVar[bool] = False
-    """Whether an audit can change its kernels."""
+    has_tolerances: ClassVar[bool] = False
+    """Whether audits know fixed tolerances for it, and share the oracle's answers between the mutants of a case."""
     fp8_output: ClassVar[str] = ""
     """The trait of an output in fp8, whose NaN has the bits of an element that was never written."""
 
@@ -251,6 +251,10 @@ class Operation(ABC):
     def has_fp8_output(self, case: Any) -> bool:
         """Return whether an output has an fp8 type."""
         return False
+
+    def is_mostly_virtual(self, case: Any) -> bool:
+        """Return whether a tensor of the case has far more addresses than memory, so that a copy of it is too large."""
+        return any(each.virtual and each.value(case) for each in self.features.values())
 
     def is_served(self, case: Any) -> bool:
         """Return whether a case looks like what people serve."""

@@ -97,7 +97,7 @@ def test_the_oracle_agrees_with_itself_on_a_cpu() -> None:
         certain = here["out"].judged & there["out"].judged.cpu()
         assert torch.equal(finite, also)
         assert float((here["out"].judged != there["out"].judged.cpu()).double().mean()) < 0.01
-        finite &= certain[..., None]
+        finite &= certain
         error = ((there["out"].value.cpu() - here["out"].value).abs() / here["out"].bound)[finite]
         assert not error.numel() or float(error.max()) < 0.01
         apart = ((there["out"].bound.cpu() - here["out"].bound).abs() / here["out"].bound)[finite]

@@ -30,8 +30,8 @@ from fuzz_attn.engine.failures.reduction import (
     allowed,
     is_simpler,
     name_cause,
+    restated,
     second_order,
-    store_behind,
 )
 from fuzz_attn.engine.failures.shard_protocol import Shard
 from fuzz_attn.engine.failures.triage import (
@@ -556,10 +556,10 @@ class FailureLives:
         self._finish(failure, share)
 
     def _finish(self, failure: KnownFailure, share: Share) -> None:
-        """Shrink and classify a confirmed failure; what was written behind the output may be a known store's."""
-        behind = store_behind(failure, self._place(there=failure.there))
-        if behind is not None:
-            order, verdict = behind
+        """Shrink and classify a confirmed failure; another case may say better what it is, or that it is known."""
+        better = restated(failure, self._place(there=failure.there), self.domain)
+        if better is not None:
+            order, verdict = better
             self.records.change(failure, case=order.case, relation=None, verdict=verdict, also=())
             known = self.known.matching(order, verdict, there=failure.there)
             if known is not None:

@@ -477,6 +477,22 @@ def restore(failure: KnownFailure, before: Counterexample, records: Records) -> 
     records.change(failure, **{name: getattr(before, name) for name in _SHRUNK})
 
 
+def restated(failure: KnownFailure, launches: Launches, domain: AnyDomain) -> tuple[Order, Verdict] | None:
+    """Return a case that says better what a failure is, and what it shows; None where none does."""
+    return store_behind(failure, launches) or second_alone(failure, launches, domain)
+
+
+def second_alone(failure: KnownFailure, launches: Launches, domain: AnyDomain) -> tuple[Order, Verdict] | None:
+    """Return the second launch of a failed relation as a case of its own, where that fails in the same way."""
+    found = failure.found
+    second = second_order(order_of(found)) if found.verdict.property_name == found.relation else None
+    if second is None or not allowed(second, domain):
+        return None
+    verdicts = failures_of(launches.judge(second, "shrink"))
+    same = [each for each in verdicts if class_of(each) == failure.failure_class]
+    return (second, same[0]) if same else None
+
+
 def store_behind(failure: KnownFailure, launches: Launches) -> tuple[Order, Verdict] | None:
     """Return a case and the store behind its output that it shows, for a failure that wrote to memory of no row.
 

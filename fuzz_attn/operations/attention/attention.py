@@ -73,7 +73,7 @@ class Attention(Operation):
     poisons = POISONS
     fp8_output = FP8_OUTPUT
     is_exported = True
-    is_audited = True
+    has_tolerances = True
 
     def features_of(self, case: AttentionCase) -> tuple[str, ...]:
         """Return the names of the features that identify a failure of the case, in a fixed order."""
