@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from fuzz_attn.forensics.addresses import fill_queries
-from fuzz_attn.forensics.attended_keys import Recovered, kind_of_cell, reason_of, recovered
+from fuzz_attn.forensics.attended_keys import SMALLEST_TILE, Recovered, kind_of_cell, reason_of, recovered
 from fuzz_attn.forensics.explanation import Finding, Row, factor, keys, rows_of_case
 from fuzz_attn.forensics.lab import FAR, Array, Lab, by_row, without_scores
 from fuzz_attn.forensics.score_terms import READABLE, Comparison
@@ -83,8 +83,20 @@ def level_findings(lab: Lab) -> Iterator[Finding]:
                 yield finding
                 return
         row = next(row for row in rows_of_case(lab.case) if found.far[row.token, row.head].any())
-        yield _at_level(row, found, level) if level != CONTROL else _misread(row, found)
+        if not np.isfinite(found.actual[row.token, row.head]).all():
+            yield _not_a_number(lab, row)
+        else:
+            yield _at_level(row, found, level) if level != CONTROL else _misread(row, found)
         return
+
+
+def _not_a_number(lab: Lab, row: Row) -> Finding:
+    """Return that a row has no weights though all scores are equal: a tile that it sees nothing of, or a sum of 0."""
+    first = lab.case.visibility.first(row.position)
+    base = f"{row.words}, head {row.head}: all weights are NaN with equal scores, and no poison is read"
+    if first >= SMALLEST_TILE:
+        return Finding("tile", f"{base}: a tile with none of the keys that it sees gives NaN (keys 0 to {first - 1})")
+    return Finding("denominator", base, vague=True)
 
 
 def _misread(row: Row, found: Recovered) -> Finding:
