@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.oracle.verdict import Verdict
+
+SMALL: Final = 2.0
+"""An error below this many bounds that a rounding would explain is more likely that than a bug."""
 
 
 def explained(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) -> Verdict:
@@ -22,7 +26,14 @@ def explained(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) 
 
 
 def in_words(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) -> Verdict:
-    """Return a failure with what the kernel does wrong in one sentence, if that can be told."""
+    """Return a failure with what the kernel does wrong in one sentence, if that can be told.
+
+    Small errors that one rounding would explain are said to be that, perhaps.
+    """
+    rounding = verdict.rounding
+    if rounding and verdict.ratio is not None and verdict.ratio < SMALL:
+        words = f"undeclared rounding? It passes with {rounding}, and is {verdict.ratio:.3g} bounds off without"
+        return msgspec.structs.replace(verdict, explanation=words, cause=f"undeclared {rounding}")
     explanation = judge(msgspec.structs.replace(order, forensics=True, site=verdict.site)).explanation
     if explanation is None or explanation.reason == "unknown":
         return verdict

@@ -219,6 +219,25 @@ class Explaining(FakeWorker):
         return Answer(explanation=Explanation((of_line,)))
 
 
+class Rounding(FakeWorker):
+    """A worker whose target rounds scores without having declared that."""
+
+    def answer(self, order: Order) -> Answer:
+        answer = super().answer(order)
+        hint = "It passes with rounding.scores = 'query', and so do similar launches." if order.explain else ""
+        return Answer(msgspec.structs.replace(answer.verdict, hint=hint), answer.others)
+
+
+@pytest.mark.parametrize(("ratio", "told"), [(1.25, True), (7.0, False)])
+def test_small_errors_that_a_rounding_explains_are_called_that(ratio: float, told: bool, tmp_path: Path) -> None:
+    def off(case: AttentionCase) -> Verdict | None:
+        return Verdict("oracle", "mismatch", "wrong", ratio=ratio) if case.window else None
+
+    (found,) = Run(tmp_path, Rounding(off), 40).failures
+    words = "undeclared rounding? It passes with rounding.scores = 'query', and is 1.25 bounds off without"
+    assert found.verdict.explanation == (words if told else "")
+
+
 def test_a_wrong_output_that_follows_from_a_line_is_that_failure(tmp_path: Path) -> None:
     """The line shows where the output is wrong and also where it is right, if its case is not the smallest one."""
 
