@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -148,8 +149,11 @@ def _places(count: int) -> Iterator[int]:
 
 
 def _even_queries(lab: Lab) -> tuple[AttentionTensors, float]:
-    """Return tensors without biases whose queries give each unit of a key ``SPREAD / DIGITS``, and that step."""
-    tensors = without_scores(lab.cleared())
+    """Return tensors whose queries give each unit of a key ``SPREAD / DIGITS``, and that step.
+
+    They have neither biases nor a soft cap, which may be wrong itself.
+    """
+    tensors = dataclasses.replace(without_scores(lab.cleared()), softcap=0.0)
     return tensors, _fill_digits(lab, tensors, np.ones(lab.case.num_tokens * lab.case.heads.num_query_heads))
 
 

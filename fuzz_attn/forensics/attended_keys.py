@@ -580,11 +580,11 @@ def denominator(reading: Reading, case: AttentionCase) -> Finding:
     where = f"behind the end, as {keys(range(row.position + 1, row.position + 1 + surplus))}"
     if case.window and first >= surplus and _fits_before(first, surplus):
         where = f"before the window of {case.window}, as {keys(range(first - surplus, first))}"
-    more, values = (
-        f"the denominator counts {count(surplus, 'key')} more",
-        "its value" if surplus == 1 else "their values",
-    )
-    return Finding("denominator", f"{sums}: {more}, {where} would be, without {values}", vague=True)
+    more, values = f"counts {count(surplus, 'key')} more", "its value" if surplus == 1 else "their values"
+    sink = case.sinks is not None and surplus == 1
+    like_a_key = "counts the sink, which weighs nothing in this launch, like a key, or " * sink
+    words = f"{sums}: the denominator {like_a_key}{more}, {where} would be, without {values}"
+    return Finding("denominator", words, vague=True)
 
 
 def _fits_before(first: int, surplus: int) -> bool:
