@@ -523,7 +523,9 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
     ahead = isinstance(case.mask, Lookahead) and first >= row.position and last == visible[-1]
     chunk = case.mask.size if isinstance(case.mask, Chunks) else 0
     ends_chunk = bool(chunk) and (row.position + 1) % chunk == 0 and len(visible) == chunk
+    hidden = "the query-query bias, read at another place, may hide them"
     rules: tuple[tuple[bool, Reason, str, bool], ...] = (
+        (_biased(case), "bias", hidden, True),
         (by_bits, "mask", "its bits of the custom mask are 1 there", False),
         (ahead, "window", f"within its window of two sides, which ends with key {row.end - 1}", False),
         (missing == behind, "causal", "behind its own, where no causal mask hides keys", False),
@@ -561,6 +563,15 @@ def _edges(
     tile = case.launch.tile_size or SMALLEST_TILE
     begins, ends = first % tile == 0, (last + 1) % tile == 0
     segment = case.launch.path == "3d" and (begins or ends)
+    apart = last - first + 1 > len(missing)
+    each_ends = apart and all((key + 1) % SMALLEST_TILE == 0 or key == visible[-1] for key in missing)
+    yield (
+        missing == [0] and len(visible) > 1,
+        "tile",
+        "the first that it sees: a mask, page or tile begins there",
+        False,
+    )
+    yield each_ends, "segment", "each the last of a tile or of a part of its keys", False
     yield segment, "segment", f"a segment of its keys is lost, in tiles of {tile}", False
     yield begins and (last == visible[-1] or ends), "tile", f"tiles of {tile} keys begin at key {first}", False
     yield first == visible[0] and ends, "tile", f"a tile of {tile} keys ends with key {last}", False

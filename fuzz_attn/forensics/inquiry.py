@@ -135,6 +135,9 @@ class Inquiry:
             found = mask_findings(self.uniform, self.lab.case, wrong_rows)
             found = list(softcap_findings(self.lab, found)) or found
             found = [*(mask_row_findings(self.uniform, self.lab.case) if found else []), *found]
+        if found and found[0].reason == "bias" and self.natural is not None:
+            seen = comparison_of(self.lab, self.natural)
+            found = [*(each for each in score_findings(seen) if each.reason == "bias"), *found]
         if not found and self.uniform is None:
             found = long_findings(self.lab)
         if not found and self.natural is not None and self.natural.wrong.any():

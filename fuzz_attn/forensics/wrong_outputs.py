@@ -198,7 +198,8 @@ def _names(number: float, case: AttentionCase) -> list[str]:
         "q_scale": scales.q,
         "1 / q_scale": 1 / scales.q if scales.q else math.inf,
     }
-    return [name for name, value in known.items() if value != 1.0 and abs(number - value) <= 0.01 * abs(value)]
+    allowed = 0.03 if is_fp8(case.dtypes.out) else 0.01
+    return [name for name, value in known.items() if value != 1.0 and abs(number - value) <= allowed * abs(value)]
 
 
 def _clamps(actual: Array, expected: Array, bound: Array, usable: Array) -> Iterator[Finding]:

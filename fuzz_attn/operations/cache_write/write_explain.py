@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, factor, ranges
+from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason, factor, ranges
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.operations.cache_write.write_experiment import WriteExperiment
@@ -122,10 +122,14 @@ def _findings(cache: Cache, experiment: WriteExperiment, tensors: WriteTensors) 
     """Yield what is wrong in one cache: a mistake that gives all of it, else wrong slots."""
     launched, known = experiment.first.tensors, experiment.reference[cache.name]
     if not judge(launched, {cache.name: known}).passed:
-        for reason, words, expected in _mistakes(cache.name, tensors):
-            if judge(launched, {cache.name: _like(expected, tensors, cache.name)}).passed:
-                yield reason, words
-                return
+        fitting = [
+            (reason, words)
+            for reason, words, expected in _mistakes(cache.name, tensors)
+            if judge(launched, {cache.name: _like(expected, tensors, cache.name)}).passed
+        ]
+        if fitting:
+            yield fitting[0][0], OR.join(words for _, words in fitting)
+            return
         dtype = launched.outputs[cache.name].tensor.dtype
         if words := _of_scales(cache) if cache.name in NAMES else _of_limit(cache, dtype):
             yield "scale", words
