@@ -83,10 +83,12 @@ def level_findings(lab: Lab) -> Iterator[Finding]:
                 yield finding
                 return
         row = next(row for row in rows_of_case(lab.case) if found.far[row.token, row.head].any())
-        if not np.isfinite(found.actual[row.token, row.head]).all():
-            yield _not_a_number(lab, row)
+        if level != CONTROL:
+            yield _at_level(row, found, level)
+        elif np.isfinite(found.actual[row.token, row.head]).all():
+            yield _misread(row, found)
         else:
-            yield _at_level(row, found, level) if level != CONTROL else _misread(row, found)
+            yield _not_a_number(lab, row)
         return
 
 
