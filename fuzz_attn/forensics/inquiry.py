@@ -35,7 +35,13 @@ from fuzz_attn.forensics.leaks import leak_findings
 from fuzz_attn.forensics.log_sums import keyless_findings, log_sum_findings
 from fuzz_attn.forensics.score_mistakes import score_findings
 from fuzz_attn.forensics.score_terms import Comparison, ablation_findings, comparison_of, softcap_findings
-from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
+from fuzz_attn.forensics.softmaxes import (
+    attended_findings,
+    level_findings,
+    lost_findings,
+    nan_findings,
+    part_findings,
+)
 from fuzz_attn.forensics.wrong_outputs import (
     empty_findings,
     output_findings,
@@ -135,6 +141,7 @@ class Inquiry:
             found = mask_findings(self.uniform, self.lab.case, wrong_rows)
             found = list(softcap_findings(self.lab, found)) or found
             found = [*(mask_row_findings(self.uniform, self.lab.case) if found else []), *found]
+            found = found or list(nan_findings(self.lab, self.uniform))
         if found and found[0].reason == "bias" and self.natural is not None:
             seen = comparison_of(self.lab, self.natural)
             found = [*(each for each in score_findings(seen) if each.reason == "bias"), *found]

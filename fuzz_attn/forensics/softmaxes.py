@@ -83,22 +83,26 @@ def level_findings(lab: Lab) -> Iterator[Finding]:
                 yield finding
                 return
         row = next(row for row in rows_of_case(lab.case) if found.far[row.token, row.head].any())
-        if level != CONTROL:
-            yield _at_level(row, found, level)
-        elif np.isfinite(found.actual[row.token, row.head]).all():
-            yield _misread(row, found)
-        else:
-            yield _not_a_number(lab, row)
+        yield _at_level(row, found, level) if level != CONTROL else _misread(row, found)
         return
 
 
-def _not_a_number(lab: Lab, row: Row) -> Finding:
-    """Return that a row has no weights though all scores are equal: a tile that it sees nothing of, or a sum of 0."""
-    first = lab.case.visibility.first(row.position)
+def nan_findings(lab: Lab, found: Recovered) -> Iterator[Finding]:
+    """Yield that a row has no weights with equal scores and no poison, as where it sees nothing of a tile."""
+    lost = by_row(found.far) & ~by_row(np.isfinite(found.actual))
+    row = next((row for row in rows_of_case(lab.case) if lost[row.token, row.head]), None)
+    if row is None:
+        return
+    first, seq_len = lab.case.visibility.first(row.position), lab.case.sequences[row.sequence].seq_len
     base = f"{row.words}, head {row.head}: all weights are NaN with equal scores, and no poison is read"
-    if first >= SMALLEST_TILE:
-        return Finding("tile", f"{base}: a tile with none of the keys that it sees gives NaN (keys 0 to {first - 1})")
-    return Finding("denominator", base, vague=True)
+    parts = lab.case.launch.path == "3d"
+    hidden = (some for some in (range(first), range(row.end, seq_len)) if some)
+    apart = next((some for some in hidden if parts or len(some) >= SMALLEST_TILE), None)
+    if apart is None:
+        yield Finding("denominator", base, vague=True)
+        return
+    words = f"{base}: a tile or segment with none of the keys that it sees gives NaN (hidden: {keys(apart)})"
+    yield Finding("tile", words)
 
 
 def _misread(row: Row, found: Recovered) -> Finding:
