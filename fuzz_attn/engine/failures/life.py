@@ -32,6 +32,7 @@ from fuzz_attn.engine.failures.reduction import (
     name_cause,
     restated,
     second_order,
+    shown_together,
 )
 from fuzz_attn.engine.failures.shard_protocol import Shard
 from fuzz_attn.engine.failures.triage import (
@@ -44,7 +45,6 @@ from fuzz_attn.engine.failures.triage import (
     has_place,
     is_finding,
     is_same,
-    may_be_together,
     shown_in_same_way,
     traits_of_both,
     trigger_in,
@@ -587,7 +587,7 @@ class FailureLives:
             self._here.check(failure)
         name_cause(failure, self)
         self.learn(self._shard.news())
-        earlier = self.known.same_as(failure) or self._shown_together(failure)
+        earlier = self.known.same_as(failure) or shown_together(failure, self)
         if earlier is None:
             self.known.add(failure)
             self._end(failure, self._digest(failure))
@@ -596,23 +596,6 @@ class FailureLives:
         if earlier.shard == self.shard and not earlier.saved:
             self._take_from(failure, earlier)
         self._end_as(failure, earlier)
-
-    def _shown_together(self, failure: KnownFailure) -> KnownFailure | None:
-        """Return a known failure whose smallest case shows a new one too, and that the new one's smallest case shows.
-
-        One cause is often seen by several sanitizers, or by one and in the output.
-        """
-        candidates = [known for known in self.known if may_be_together(known, failure) and known.there == failure.there]
-        with contextlib.suppress(BudgetSpentInterrupt):
-            own = self._classes_of(failure) if candidates else set()
-            for known in candidates:
-                if known.failure_class in own and failure.failure_class in self._classes_of(known):
-                    return known
-        return None
-
-    def _classes_of(self, failure: KnownFailure) -> set[str]:
-        """Return the classes of all that the case of a failure shows."""
-        return {class_of(verdict) for verdict in failures_of(self.judge(order_of(failure.found), "shrink"))}
 
     def _take_from(self, failure: KnownFailure, earlier: KnownFailure) -> None:
         """Let a known failure have what another case of the same bug says better, or besides."""

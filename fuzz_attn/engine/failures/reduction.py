@@ -39,6 +39,7 @@ from fuzz_attn.engine.failures.triage import (
     failures_of,
     has_cause,
     is_of_output,
+    may_be_together,
 )
 from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.orders import Answer, Order
@@ -506,6 +507,24 @@ def store_behind(failure: KnownFailure, launches: Launches) -> tuple[Order, Verd
     verdicts = () if order is None else failures_of(launches.judge(order, "shrink"))
     stores = [each for each in verdicts if each.message.startswith(OUT_OF_BOUNDS_STORE)]
     return (order, stores[0]) if order is not None and stores else None
+
+
+def shown_together(failure: KnownFailure, lives: Lives) -> KnownFailure | None:
+    """Return a known failure whose smallest case shows a new one too, and that the new one's smallest case shows.
+
+    One cause is often seen by several sanitizers, or by one and in the output.
+    """
+
+    def classes_of(of: KnownFailure) -> set[str]:
+        return {class_of(verdict) for verdict in failures_of(lives.judge(order_of(of.found), "shrink"))}
+
+    candidates = [known for known in lives.known if may_be_together(known, failure) and known.there == failure.there]
+    with contextlib.suppress(BudgetSpentInterrupt):
+        own = classes_of(failure) if candidates else set()
+        for known in candidates:
+            if known.failure_class in own and failure.failure_class in classes_of(known):
+                return known
+    return None
 
 
 def name_cause(failure: KnownFailure, launches: Launches) -> None:

@@ -62,8 +62,10 @@ NEEDED: Final = (
 """Sets of roles, of which a target needs one."""
 
 StateType: TypeAlias = Literal["float32", "float16", "bfloat16"]
-Size: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
-LARGEST: Final = {"num_states": 64, "num_tokens": 4096, "num_heads": 256, "head_size": 256}
+FarStates: TypeAlias = Literal["", "states", "tokens", "heads"]
+"""An axis along which tensors span 2^31 elements; none for an empty text."""
+Size: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]
+LARGEST: Final = {"num_states": 1024, "num_tokens": 2**17 + 1, "num_heads": 1024, "head_size": 256}
 MOST_ELEMENTS: Final = 2**22
 """Elements of all states' outputs together."""
 
@@ -87,7 +89,7 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     quarter of the states of all rows saw no key, but one of each row did; with ``empty_rows`` some rows have only such
     states, the first among them. Their outputs are ``poison``, which is zero in a case without any. ``gap`` elements of
     poison lie between heads of the outputs of the states and of the merged one; ``padded_tokens`` rows of that belong
-    to no token.
+    to no token. Along the axis ``far`` the last index of all tensors lies 2^31 elements or more behind the first.
     """
 
     num_states: Size = 1
@@ -104,6 +106,7 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     padded_tokens: Count = 0
     seed: Seed = 0
     base: Literal["e", "2"] = "e"
+    far: FarStates = ""
 
     def __post_init__(self) -> None:
         """Check the sizes; msgspec turns the error into one that names the place in the file."""
@@ -138,14 +141,18 @@ class StateDomain(SmallDomain, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     dtypes: tuple[StateType, ...] = ("float32", "float16", "bfloat16")
     head_sizes: tuple[int, ...] = (1, 256)
-    num_states: tuple[int, ...] = (1, 64)
+    num_states: tuple[int, ...] = (1, 1024)
     lse: LogSumExp = LogSumExp()
     empty_outputs: tuple[SlotPoison, ...] = get_args(SlotPoison)
-    features: frozenset[str] = frozenset(("empty_states", "empty_rows", "strides", "padded_tokens"))
+    features: frozenset[str] = frozenset(("empty_states", "empty_rows", "strides", "padded_tokens", "far"))
 
     def __post_init__(self) -> None:
         """Raise :class:`DomainError` for a domain without cases or with an unknown feature."""
         self.require(FEATURES, self.dtypes, self.head_sizes, self.num_states)
+
+    def in_memory(self) -> StateDomain:
+        """Return the domain without tensors whose addresses mostly take no memory."""
+        return msgspec.structs.replace(self, features=self.features - {"far"})
 
 
 def key_pool(domain: StateDomain) -> tuple[StateKey, ...]:
@@ -186,6 +193,8 @@ def described(case: StateCase) -> list[tuple[str, str]]:
         lines.append(("outputs of empty states", case.poison.replace("_", " ")))
     if case.gap or case.padded_tokens:
         lines.append(("memory", f"{case.gap} elements between heads, {counted(case.padded_tokens, 'padded row')}"))
+    if case.far:
+        lines.append(("addresses", f"{case.far} that span 2^31 elements"))
     return lines
 
 
@@ -197,6 +206,7 @@ FEATURES: Final = {
     "empty_rows": _flag("rows without a key", "empty_rows"),
     "strides": _flag("padding between heads", "gap", 1),
     "padded_tokens": _flag("padded rows", "padded_tokens", 1),
+    "far": _flag("offsets beyond 2^31", "far", "states"),
 }
 """Every feature by its name, in the order in which signatures name them."""
 

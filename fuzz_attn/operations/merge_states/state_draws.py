@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Final
 
 from hypothesis import strategies as st
 
 from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.recipes import SlotPoison
-from fuzz_attn.operations.merge_states.state_case import MOST_ELEMENTS, StateCase, StateDomain, StateKey
-from fuzz_attn.operations.small.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS
+from fuzz_attn.operations.merge_states.state_case import (
+    LARGEST,
+    MOST_ELEMENTS,
+    FarStates,
+    StateCase,
+    StateDomain,
+    StateKey,
+)
+from fuzz_attn.operations.small.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, grown
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 
 _STATES: Final = (2, 1, 3, 4, 5, 7, 8, 9, 16, 17, 33, 64)
 _TOKENS: Final = sampled_from((1, 2, 3, 5, 8, 17, 33))
 _OFFSETS: Final = sampled_from((0.0, 1.0, -5.0, 30.0, 100.0, -100.0, 1000.0, -1000.0))
 _SPREADS: Final = sampled_from((1.0, 0.0, 0.1, 5.0, 20.0, 100.0))
+_SELDOM: Final = sampled_from((False,) * 23 + (True,))
+_FAR: Final[Mapping[str, FarStates]] = {"num_states": "states", "num_tokens": "tokens", "num_heads": "heads"}
+FEWEST_FAR: Final = 3
+MOST_FAR: Final = 64
+"""With two indices the stride itself would need 64 bits; each takes memory of its own."""
 _ZERO: Final[SlotPoison] = "zero"
 _POISONED: Final[tuple[SlotPoison, ...]] = ("zero", "nan", "nan", "inf", "huge")
 _POISONS: Final = sampled_from(_POISONED)
@@ -27,19 +41,23 @@ def state_cases(draw: st.DrawFn, domain: StateDomain, keys: tuple[StateKey, ...]
     key = draw(sampled_from(keys))
     allowed = [number for number in _STATES if within(number, domain.num_states)]
     states = draw(sampled_from(allowed or list(sizes_of(domain.num_states))[:1]))
-    tokens, heads = draw(_TOKENS), draw(HEADS)
+    sizes = {"num_states": states, "num_tokens": draw(_TOKENS), "num_heads": draw(HEADS)}
     empty_states = domain.allows("empty_states") and draw(OFTEN)
     empty_rows = domain.allows("empty_rows") and draw(RARELY)
     gap = draw(FEW) if domain.allows("strides") and draw(RARELY) else 0
     padded = draw(FEW) if domain.allows("padded_tokens") and draw(RARELY) else 0
     poison = draw(_POISONS) if empty_states or empty_rows else _ZERO
     poison = poison if poison in domain.empty_outputs else _ZERO
-    if states * tokens * heads * (key.head_size + gap) > MOST_ELEMENTS:
-        tokens = 1
+    most = {name: LARGEST[name] for name in sizes} | {"num_states": max(domain.num_states)}
+    sizes = draw(grown(sizes, most, key.head_size + gap))
+    if not within(sizes["num_states"], domain.num_states):
+        sizes["num_states"] = states
+    axes = [axis for name, axis in _FAR.items() if FEWEST_FAR <= sizes[name] <= MOST_FAR]
+    far = draw(sampled_from(axes)) if axes and domain.allows("far") and draw(_SELDOM) else ""
+    if math.prod(sizes.values()) * (key.head_size + gap) > MOST_ELEMENTS:
+        sizes["num_tokens"] = 1
     return StateCase(
-        num_states=states,
-        num_tokens=tokens,
-        num_heads=heads,
+        **sizes,
         head_size=key.head_size,
         dtype=key.dtype,
         lse_offset=draw(_OFFSETS),
@@ -51,4 +69,5 @@ def state_cases(draw: st.DrawFn, domain: StateDomain, keys: tuple[StateKey, ...]
         gap=gap,
         padded_tokens=padded,
         seed=draw(SEEDS),
+        far=far,
     )

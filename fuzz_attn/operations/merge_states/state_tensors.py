@@ -16,13 +16,14 @@ from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
 from fuzz_attn.inputs.poison import output_poison, slot_poison
 from fuzz_attn.inputs.random_bits import Stream
-from fuzz_attn.inputs.storage import poisoned, rounded, strided, tensors_over
+from fuzz_attn.inputs.storage import poisoned, rounded, spread, stride_of, strided, tensors_over
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_dtype
 from fuzz_attn.operations.merge_states.state_case import StateCase, StateType
 
 _LSES, _OUTPUTS, _EMPTY, _ROWS = 61, 62, 63, 64
 """The streams of random numbers."""
 BASES: Final = {"e": math.e, "2": 2.0}
+_AXES: Final = ("states", "tokens", "heads")
 EMPTY: Final = -np.inf
 """The LSE of a state, or of a merged row, that saw no key."""
 
@@ -82,8 +83,8 @@ def materialise(case: StateCase, device: str = "cpu", *, reverse: bool = False) 
     sums, sums_view = _memory(shape, 0, "float32", slot_poison("float32", "nan"))
     sums_view[...] = np.ascontiguousarray(lses).view(np.uint32)
     return StateTensors(
-        partial_outputs=tensors_over(memory, (view,), TORCH_DTYPES[case.dtype], device)[0],
-        partial_lses=tensors_over(sums, (sums_view,), torch.float32, device)[0],
+        partial_outputs=_spread(tensors_over(memory, (view,), TORCH_DTYPES[case.dtype], device)[0], case, _AXES),
+        partial_lses=_spread(tensors_over(sums, (sums_view,), torch.float32, device)[0], case, _AXES),
         outputs=outputs_of(case, device),
         base=BASES[case.base],
         query_lens=(case.num_tokens,),
@@ -101,10 +102,18 @@ def outputs_of(case: StateCase, device: str, variant: int = 0) -> dict[str, Outp
     for name, (shape, gap, dtype) in shapes.items():
         poison = output_poison(dtype, variant)
         memory, view = _memory(shape, gap, dtype, poison)
-        tensor = tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
+        tensor = _spread(tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0], case, _AXES[1:])
         axes = ("token", "head", "column")[: len(shape)]
         found[name] = OutputTensor(tensor, poison, (slice(0, case.num_tokens),), None, axes)
     return found
+
+
+def _spread(near: torch.Tensor, case: StateCase, axes: tuple[str, ...]) -> torch.Tensor:
+    """Return a tensor with these axes, of which that of the case is far."""
+    if case.far not in axes:
+        return near
+    axis = axes.index(case.far)
+    return spread(near, axis, stride_of(near, axis, near.shape[axis]))
 
 
 def _memory(
