@@ -13,6 +13,7 @@ import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.mask_recipes import Chunks, Custom, Lookahead
 from fuzz_attn.forensics.explanation import (
     Finding,
@@ -326,7 +327,8 @@ def _uneven(reading: Reading, found: Recovered, case: AttentionCase) -> Finding 
         return None
     times = factor(number)
     what = f"{_subject(row)}: {keys(before)} weigh {times} times as much as they should beside {keys(after)}"
-    parts = case.launch.path == "3d" or case.family in ("mla_decode", "token_decode")
+    family = FAMILIES[case.family]
+    parts = case.launch.path == "3d" or (family.one_token_each and family.has_several_paths)
     why = "two parts are merged with wrong weights" if parts else "an earlier tile or segment is not rescaled"
     return Finding("segment" if parts else "tile", f"{what}, with equal scores: {why}")
 

@@ -34,7 +34,6 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import CaseError
-from fuzz_attn.forensics.explanation import Explanation, Finding
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import RELATIONS, second_case
@@ -187,69 +186,6 @@ def test_five_bugs_are_five_failures(bugs: str, tmp_path: Path) -> None:
         assert any(bug(found.case) for found in run.failures)
     assert run.count(FailureSeenAgain) > 20
     assert {found.confirmation for found in run.failures} == {"confirmed"}
-
-
-def test_lines_that_each_others_smallest_cases_show_are_one_failure(tmp_path: Path) -> None:
-    """Two lines show in two queries, one of which also shows with a window: a cause that sanitizers see twice."""
-
-    def two(case: AttentionCase) -> bool:
-        return case.max_query_len >= 2
-
-    run = Run(tmp_path, FakeWorker(out_of_bounds(3, two), out_of_bounds(4, two)), 40)
-    (found,) = run.failures
-    assert {found.verdict.site, *(each.partition(" ")[2] for each in found.also)} == {"/kernel.py:3", "/kernel.py:4"}
-
-
-def test_a_line_that_shows_without_another_is_a_failure_of_its_own(tmp_path: Path) -> None:
-    worker = FakeWorker(
-        out_of_bounds(3, lambda case: case.max_query_len >= 2), out_of_bounds(4, lambda case: case.window)
-    )
-    run = Run(tmp_path, worker, 60)
-    assert {found.verdict.site for found in run.failures} == {"/kernel.py:3", "/kernel.py:4"}
-
-
-class Explaining(FakeWorker):
-    """A worker that says that what it sees in the output follows from line 3."""
-
-    def answer(self, order: Order) -> Answer:
-        answer = super().answer(order)
-        if not order.forensics:
-            return answer
-        of_line = Finding("page", f"reads another page at {order.site}", cause="out_of_bounds at /kernel.py:3")
-        return Answer(explanation=Explanation((of_line,)))
-
-
-class Rounding(FakeWorker):
-    """A worker whose target rounds scores without having declared that."""
-
-    def answer(self, order: Order) -> Answer:
-        answer = super().answer(order)
-        hint = "It passes with rounding.scores = 'query', and so do similar launches." if order.explain else ""
-        return Answer(msgspec.structs.replace(answer.verdict, hint=hint), answer.others)
-
-
-@pytest.mark.parametrize(("ratio", "told"), [(1.25, True), (7.0, False)])
-def test_small_errors_that_a_rounding_explains_are_called_that(ratio: float, told: bool, tmp_path: Path) -> None:
-    def off(case: AttentionCase) -> Verdict | None:
-        return Verdict("oracle", "mismatch", "wrong", ratio=ratio) if case.window else None
-
-    (found,) = Run(tmp_path, Rounding(off), 40).failures
-    words = "undeclared rounding? It passes with rounding.scores = 'query', and is 1.25 bounds off without"
-    assert found.verdict.explanation == (words if told else "")
-
-
-def test_a_wrong_output_that_follows_from_a_line_is_that_failure(tmp_path: Path) -> None:
-    """The line shows where the output is wrong and also where it is right, if its case is not the smallest one."""
-
-    def two(case: AttentionCase) -> bool:
-        return case.max_query_len >= 2
-
-    run = Run(tmp_path, Explaining(wrong(two), out_of_bounds(3, two)), 40)
-    (found,) = run.failures
-    assert found.verdict.explanation.startswith("page: reads another page")
-
-    other = Run(tmp_path / "other", Explaining(wrong(lambda case: case.window), out_of_bounds(3, two)), 60)
-    assert len(other.failures) == 2, "the line does not show in each smallest case"
 
 
 def test_a_failure_is_reduced_to_what_it_needs(tmp_path: Path) -> None:
