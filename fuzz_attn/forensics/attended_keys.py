@@ -14,7 +14,7 @@ import numpy as np
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.mask_recipes import Chunks, Custom, Lookahead
+from fuzz_attn.case.recipes import Chunks, Custom, Lookahead
 from fuzz_attn.forensics.explanation import (
     Finding,
     Heatmap,
@@ -28,7 +28,7 @@ from fuzz_attn.forensics.explanation import (
     rows_of_case,
 )
 from fuzz_attn.forensics.lab import FAR, PACKED, Array, Cells, Lab, beyond, by_row, without_scores
-from fuzz_attn.inputs.custom_masks import custom_masks, sees
+from fuzz_attn.inputs.batch_rows import custom_masks, sees
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 NARROW: Final = 128.0

@@ -14,9 +14,8 @@ from fuzz_attn.case.changes import with_head_size
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.mask_recipes import Chunks
 from fuzz_attn.case.parts import HeadLayout, Sequence
-from fuzz_attn.case.recipes import NormalScores
+from fuzz_attn.case.recipes import Chunks, NormalScores
 from fuzz_attn.errors import CaseError, FuzzAttnError
 from fuzz_attn.forensics.explanation import Explanation, Finding, count, ranges, told_apart
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS, Inquiry

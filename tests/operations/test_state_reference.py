@@ -15,7 +15,7 @@ import torch
 
 from fuzz_attn.operations.merge_states.state_case import StateCase, StateDomain, key_pool
 from fuzz_attn.operations.merge_states.state_draws import state_cases
-from fuzz_attn.operations.merge_states.state_reference import LOGARITHM, merge
+from fuzz_attn.operations.merge_states.state_experiment import LOGARITHM, merge
 from fuzz_attn.operations.merge_states.state_tensors import StateTensors, materialise
 from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.oracle.roundings import UNIT, half_spacing

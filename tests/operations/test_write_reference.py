@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from fuzz_attn.inputs.tensor_types import NUMPY_DTYPES
 from fuzz_attn.operations.cache_write.write_case import WriteCase, WriteDomain, key_pool
 from fuzz_attn.operations.cache_write.write_draws import write_cases
-from fuzz_attn.operations.cache_write.write_reference import write
+from fuzz_attn.operations.cache_write.write_experiment import write
 from fuzz_attn.operations.cache_write.write_tensors import FAR_SPAN, WriteTensors, materialise
 from fuzz_attn.oracle.roundings import UNIT
 from fuzz_attn.strategies.sampling.draws import Sample

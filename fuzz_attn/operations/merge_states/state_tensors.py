@@ -14,9 +14,17 @@ import torch
 from fuzz_attn.case.parts import LaunchHints
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
-from fuzz_attn.inputs.poison import output_poison, slot_poison
 from fuzz_attn.inputs.random_bits import Stream
-from fuzz_attn.inputs.storage import poisoned, rounded, spread, stride_of, strided, tensors_over
+from fuzz_attn.inputs.storage import (
+    output_poison,
+    poisoned,
+    rounded,
+    slot_poison,
+    spread,
+    stride_of,
+    strided,
+    tensors_over,
+)
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_dtype
 from fuzz_attn.operations.merge_states.state_case import StateCase, StateType
 
