@@ -108,9 +108,12 @@ def _by_synonyms(signature: Signature, family: Family | None, stated: Binding) -
     family = family or _form(bound)
     roles = {name: role for name, role in roles.items() if _is_passed(name, role, bound, signature)}
     reasons = {name: why for name, why in reasons.items() if name in {*roles, *stated.without_role}}
-    _require_known(signature, {*roles, *stated.without_role})
     output = stated.output or ("in_place" if "output" in bound else "returned")
-    _require_roles(bound, family, output)
+    missing = _missing_roles(bound, family, output)
+    known = {*roles, *stated.without_role}
+    _require_known(signature, known, missing)
+    if missing:
+        raise BindingError(_lack(missing, family, [name for name in signature.names if name not in known]))
     binding = replace(
         _conventions(signature, roles, stated),
         family=family,
@@ -175,21 +178,22 @@ def _is_passed(name: str, role: str, bound: set[str], signature: Signature) -> b
     return not bound & set(ROLES[role].spare)
 
 
-def _require_known(signature: Signature, bound: set[str]) -> None:
-    """Refuse a required parameter that has no role."""
+def _require_known(signature: Signature, bound: set[str], missing: list[tuple[str, ...]]) -> None:
+    """Refuse a required parameter that has no role; the message names the roles of which it may be one."""
     if signature.positional:
         names = ", ".join(sorted(signature.positional))
         raise BindingError(f"requires {names} as positional-only arguments, which a binding cannot pass by name")
     unknown = [name for name in signature.names if name in signature.required and name not in bound]
     if unknown:
+        lacking = f"No parameter has the role {_in_words(missing)} yet" if missing else "All needed roles are taken"
         raise BindingError(
             f"requires parameter {unknown[0]!r}, which has no role; state it in a binding file, as [roles] "
-            f"{unknown[0]} = ROLE, or under [constants], [tensors] or [sizes]. Roles: {', '.join(ROLES)}"
+            f"{unknown[0]} = ROLE, or under [constants], [tensors] or [sizes]. {lacking}"
         )
 
 
-def _require_roles(bound: set[str], family: Family, output: OutputForm) -> None:
-    """Refuse a signature that lacks a role without which the family's problem cannot be passed."""
+def _missing_roles(bound: set[str], family: Family, output: OutputForm) -> list[tuple[str, ...]]:
+    """Return the roles, of each set one, without which the family's problem cannot be passed and that are missing."""
     packed = (("new_keys",), ("new_values",)) if FAMILIES[family].packs_new_keys else ()
     queries = (_QUERIES,) if FAMILIES[family].needs_query_starts else ()
     written = (("output",),) if output == "in_place" else ()
@@ -198,13 +202,20 @@ def _require_roles(bound: set[str], family: Family, output: OutputForm) -> None:
         places: tuple[tuple[str, ...], ...] = (*_CACHES, ("key_start_loc",))
     else:
         places = (_LENGTHS,) if without_cache else (*_CACHES, _LENGTHS, _PAGES)
-    missing = [roles for roles in (_QUERY, *packed, *written, *queries, *places) if not bound & set(roles)]
-    if missing:
-        named = ", ".join(" or ".join(roles) for roles in missing)
-        raise BindingError(
-            f"has no parameter for {named}, which {FAMILIES[family].words} needs; state it in a binding file as "
-            f"[roles] PARAMETER = {missing[0][0]!r}"
-        )
+    return [roles for roles in (_QUERY, *packed, *written, *queries, *places) if not bound & set(roles)]
+
+
+def _in_words(missing: list[tuple[str, ...]]) -> str:
+    return ", ".join(" or ".join(roles) for roles in missing)
+
+
+def _lack(missing: list[tuple[str, ...]], family: Family, spare: list[str]) -> str:
+    """Return that roles are missing, and which of the parameters that are ``spare`` may have them."""
+    what = f"has no parameter for {_in_words(missing)}, which {FAMILIES[family].words} needs"
+    if not spare:
+        return f"{what}; all of its parameters have other roles, so that a binding helps only if one of those is wrong"
+    example = f"[roles] {spare[0] if len(spare) == 1 else 'PARAMETER'} = {missing[0][0]!r}"
+    return f"{what}; state it in a binding file as {example}, of a parameter without a role: {', '.join(spare)}"
 
 
 def _conventions(signature: Signature, roles: Mapping[str, str], stated: Binding) -> Binding:

@@ -89,7 +89,10 @@ def print_binding(ready: Ready, printer: Console, read: tuple[str, ...] = ()) ->
         table.add_row(*row)
     show(printer, table)
     show(printer, "")
-    for line in (*operation.conventions_of(ready.binding), *(f"Note: {note}" for note in (*ready.notes, *read))):
+    calibrated = {note.replace(" (calibrated).", "."): note for note in ready.notes if note.endswith(" (calibrated).")}
+    conventions = list(operation.conventions_of(ready.binding))
+    notes = (note for note in (*ready.notes, *read) if note not in {calibrated.get(line) for line in conventions})
+    for line in (*(calibrated.get(line, line) for line in conventions), *(f"Note: {note}" for note in notes)):
         show(printer, line)
     show(printer, "")
     show(printer, domain_table("Cases are drawn from", ready))

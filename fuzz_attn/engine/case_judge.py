@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -154,6 +155,10 @@ class CaseJudge:
         """Return the explanation of a failing case. The masks of its launches are not reported."""
         if experiment.refusal is None:  # the case is launched: else dots in tf32 would be held to exact bounds
             self._read_arithmetic(experiment)
+        if order.site:
+            first = experiment.first
+            seen = tuple(sorted(first.observations, key=lambda each: each.site != order.site))
+            experiment.first = dataclasses.replace(first, observations=seen)
         explanation = self.operation.explain(experiment, order.relation)
         if order.healthy:
             operation = self._first_operation(experiment, order)

@@ -51,7 +51,9 @@ def explanation_of(
     setup = Setup(name, found.family, backend, memory=memory, binding=stated)
     with IsolatedWorker(setup) as worker:
         verdict = worker.judge(order_of(found)).verdict
-        answer = worker.judge(Order(found.case, found.relation, forensics=True, healthy=healthy))
+        answer = worker.judge(
+            Order(found.case, found.relation, forensics=True, site=found.verdict.site, healthy=healthy)
+        )
         if answer.explanation is None:
             raise CounterexampleError(f"{path}: could not be explained: {answer.verdict.message or answer.unsupported}")
         return Explained(found, verdict, answer.explanation)

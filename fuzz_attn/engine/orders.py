@@ -63,7 +63,8 @@ class Order(HoldsCases, frozen=True):
     launches those cases instead and returns only which of them are refused; with ``host_only`` by host code, for
     which no kernel has to run. With ``explain`` a failure also names the poison that reaches the output, or the
     rounding that would explain it, which takes more launches. With ``forensics`` the answer is only an explanation of
-    what the kernel did, which takes up to a few hundred; with ``healthy``, a target that is right on the case, it also
+    what the kernel did, which takes up to a few hundred, and of what sanitizers find it is about that at the ``site``,
+    if one is named; with ``healthy``, a target that is right on the case, it also
     names the first operation that gives another value there. With ``compiled`` the case is not judged if a kernel of
     it would have to be compiled first.
     """
@@ -77,6 +78,7 @@ class Order(HoldsCases, frozen=True):
     host_only: bool = False
     explain: bool = False
     forensics: bool = False
+    site: str = ""
     healthy: str = ""
     compiled: bool = False
 

@@ -175,6 +175,19 @@ def different_rows(
     return bool(different.any())
 
 
+def imported(target: Callable[[], Any], needed: str) -> Any:
+    """Return what a function imports; where that fails, say what is missing and end with status 2."""
+    try:
+        return target()
+    except Exception as error:  # noqa: BLE001 - importing runs the target's code, which may raise anything
+        print(f"cannot import {needed}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(
+            "Install it for this Python, or put its folder on PYTHONPATH, or its file beside this script.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+
 def call(function: Callable[..., object], arguments: dict[str, Any], device: str) -> tuple[bool, object]:
     """Call the target; print and return whether it raised, and return its result."""
     torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty then returns memory full of NaN

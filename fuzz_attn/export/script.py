@@ -34,21 +34,31 @@ from fuzz_attn.export.recorded_calls import (
 )
 from fuzz_attn.operations.registry import FAMILIES, operation_of
 from fuzz_attn.targets.loading import ENTRY_POINT_GROUP
-from fuzz_attn.targets.published.place import place_of
+from fuzz_attn.targets.published.place import WheelPlace, place_of
 from fuzz_attn.targets.target import Target
 
 
 class Source(NamedTuple):
-    """A module, by its name or the path of its file, and the dotted name of the callable in it."""
+    """A module, by its name or the path of its file, and the dotted name of the callable in it.
+
+    ``place`` is where the module is if it is not installed here: a requirement for pip, or the folder of a checkout.
+    """
 
     module: str
     name: str
+    place: str = ""
+
+    @property
+    def needed(self) -> str:
+        """What a script must be able to import, in words."""
+        return f"{self.module} of {self.place}" if self.place else self.module
 
     def lines(self) -> list[str]:
         """Return the body of a function that imports and returns the callable."""
         if self.module.endswith(".py"):
             return [f"return function_of_file({str(Path(self.module).resolve())!r}, {self.name!r})"]
-        return [f"from {self.module} import {self.name.partition('.')[0]}", "", f"return {self.name}"]
+        folder = [f"sys.path.append({self.place!r})"] if Path(self.place).is_absolute() else []
+        return [*folder, f"from {self.module} import {self.name.partition('.')[0]}", "", f"return {self.name}"]
 
 
 def source_of(spec: str, target: Target) -> Source:
@@ -76,8 +86,10 @@ def _named(spec: str) -> Source:
         if point.name == spec:
             return Source(point.module, point.attr)
     place = place_of(spec)
+    if isinstance(place, WheelPlace):
+        return Source(place.module, place.attribute, f"{place.package}=={place.version}")
     if place is not None:
-        return Source(place.module, place.attribute)
+        return Source(place.module, place.attribute, str(place.folder))
     module, _, name = spec.rpartition(":")
     return Source(module, name)
 
@@ -131,7 +143,7 @@ def script_of(found: Counterexample, expected: list[Expectation], sources: list[
             _data_lines(data) if inline else ["DATA = from_safetensors(Path(__file__).with_suffix('.safetensors'))"]
         ),
         *("\n".join(lines) for lines in calls),
-        "\n".join(_main_lines(found, expected)),
+        "\n".join(_main_lines(found, expected, sources)),
     ]
     return Script("\n\n\n".join(parts) + "\n", {} if inline else data.tensors)
 
@@ -157,24 +169,43 @@ def _docstring(found: Counterexample, expected: list[Expectation], source: Sourc
     verdict = found.verdict
     case = [f"  {what}: {words}" for what, words in operation_of(found.case).described(found.case)]
     second = [f"The second call is {each.change}." for each in expected[1:]]
+    why = [f"Why: {verdict.explanation}"] if verdict.explanation else []
+    needs = [f"Needs: {', '.join(found.trigger)}"] if found.trigger else []
+    status = (_SEEN_BY_SANITIZERS if _is_seen_by_sanitizers(found) else "It exits with 1 while the kernel is wrong") + (
+        ", with 2 if it cannot be imported, and prints the worst elements."
+    )
     lines = [
         f'r"""A wrong result of {source.name} of {source.module}, found by fuzz_attn.',
         "",
-        *wrapped(f"{verdict.property_name} ({verdict.kind.replace('_', ' ')}): {verdict.message}"),
+        *wrapped(f"{verdict.what}: {verdict.message}"),
+        *(line for text in (*why, *needs) for line in wrapped(text, "      ")),
         "",
         "The case:",
         *(line for text in case for line in wrapped(text, "      ")),
         *(line for text in second for line in ("", *wrapped(text))),
         "",
-        "This script needs torch and the kernel only. It exits with 1 while the kernel is wrong and prints the worst",
-        "elements. The bound is the largest error that a correct kernel can make. Memory that the kernel must not read",
-        "holds poison. On a CPU, Triton's interpreter runs the kernel, which rounds bfloat16 and fp8 wrongly up to",
-        "Triton 3.9. For a memory checker:",
+        *wrapped(f"This script needs torch and {source.needed} only. {status} {_HOW_IT_JUDGES}"),
         "",
         "    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python SCRIPT --device cuda --tight",
         '"""',
     ]
     return "\n".join(lines)
+
+
+_SEEN_BY_SANITIZERS: Final = (
+    "Its exit status does not tell whether the kernel is still wrong, because only a memory checker sees the access: "
+    "it exits with 1 only if an output is wrong too"
+)
+_HOW_IT_JUDGES: Final = (
+    "The bound is the largest error that a correct kernel can make. Memory that the kernel must not read holds "
+    "poison. On a CPU, Triton's interpreter runs the kernel, which rounds bfloat16 and fp8 wrongly up to Triton 3.9. "
+    "For a memory checker:"
+)
+
+
+def _is_seen_by_sanitizers(found: Counterexample) -> bool:
+    """Return whether a failure may leave every output right."""
+    return found.verdict.property_name == "sanitizers" and found.verdict.kind != "exception"
 
 
 def wrapped(text: str, indent: str = "") -> list[str]:
@@ -263,15 +294,17 @@ def _index(index: slice | torch.Tensor) -> str:
     return repr(index) if isinstance(index, slice) else f"torch.tensor({index.tolist()})"
 
 
-def _main_lines(found: Counterexample, expected: list[Expectation]) -> Iterator[str]:
+def _main_lines(found: Counterexample, expected: list[Expectation], sources: list[Source]) -> Iterator[str]:
     yield "def main():"
     yield "    chosen = options('Exit with 1 while the kernel is wrong.')"
-    for index, each in enumerate(expected):
-        yield from (f"    {line}" for line in _check_lines(index + 1, each))
+    for number, (each, source) in enumerate(zip(expected, sources, strict=True), 1):
+        yield from (f"    {line}" for line in _check_lines(number, each, source))
     yield f"    wrong = {' or '.join(f'wrong_{index + 1}' for index in range(len(expected)))}"
-    if found.verdict.property_name == "sanitizers":
+    right = "right"
+    if _is_seen_by_sanitizers(found):
+        right = "The outputs are right. That does not mean that the kernel is."
         yield f"    print({_note(found)!r})"
-    yield "    print('WRONG' if wrong else 'right')"
+    yield f"    print('WRONG' if wrong else {right!r})"
     yield "    return int(wrong)"
     yield ""
     yield ""
@@ -283,13 +316,13 @@ def _note(found: Counterexample) -> str:
     return f"Only a memory checker sees this: {found.verdict.message}"
 
 
-def _check_lines(number: int, expected: Expectation) -> Iterator[str]:
+def _check_lines(number: int, expected: Expectation, source: Source) -> Iterator[str]:
     call, n = expected.call, number
     yield f"memory_{n} = Memory(BLOCKS_{n}, DATA, chosen.device, chosen.tight)"
     yield f"given_{n} = arguments_{n}(memory_{n}.view)"
     if number > 1:
         yield f"print({f'Second call, {expected.change}'!r})"
-    yield f"wrong_{n}, result_{n} = call(target_{n}(), given_{n}, chosen.device)"
+    yield f"wrong_{n}, result_{n} = call(imported(target_{n}, {source.needed!r}), given_{n}, chosen.device)"
     yield from _output_lines(n, expected)
     yield f"for name in {list(call.inputs)}:"
     yield f"    if memory_{n}.changed(name):"

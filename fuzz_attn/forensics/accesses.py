@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import torch
 
 from fuzz_attn.backends.backend import Observation
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.forensics.explanation import Reason, count, rows_of_case
+from fuzz_attn.forensics.explanation import Reason, count, cut_words, rows_of_case
+from fuzz_attn.inputs.page_map import page_map
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 _NAMES: Final = {
@@ -29,6 +31,8 @@ _REASONS: Final[dict[str, Reason]] = {
     "alibi_slopes": "slope",
     "sinks": "sink",
 }
+DEAD_ENTRY: Final = ", a number that dead entries of the block table hold"
+_CACHES: Final = ("key_cache", "value_cache")
 _OF_WRITES: Final = frozenset(("uninitialised", "race", "conflicting_store", "unordered_load"))
 SMALLEST_BLOCK: Final = 16
 """Heads of fewer columns are padded to this size, and others to a power of two."""
@@ -55,7 +59,7 @@ def _named(tensors: AttentionTensors) -> dict[str, torch.Tensor]:
     return dict(tensors.inputs()) | {name: output.tensor for name, output in tensors.outputs.items()}
 
 
-def reason_of_access(observation: Observation, tensors: AttentionTensors) -> Reason:
+def reason_of_access(observation: Observation, tensors: AttentionTensors, case: AttentionCase) -> Reason:
     """Return the reason for a sanitizer's finding, by the tensor that it is about."""
     found = accessed(observation, tensors)
     by_writes: Reason = "unwritten" if observation.kind in _OF_WRITES else "address"
@@ -64,6 +68,8 @@ def reason_of_access(observation: Observation, tensors: AttentionTensors) -> Rea
     name, offset = found
     tensor = _named(tensors)[name]
     behind = name in ("new_keys", "new_values") and offset >= tensor.shape[0] * tensor.stride(0)
+    if name in _CACHES and _of_wrong_page(_place(name, offset, tensors)[0], case):
+        return "page"
     size = tensor.shape[-1]
     whole = size >= SMALLEST_BLOCK and size & (size - 1) == 0  # else it may be a column behind the head size
     return "tail" if behind and whole else _REASONS.get(name, by_writes)
@@ -83,8 +89,8 @@ def element_words(observation: Observation, tensors: AttentionTensors, case: Att
         words = _element_of_bias(offset, tensor)
     elif name in _PACKED:
         words = packed_words(name, offset, tensor, case)
-    elif name in ("key_cache", "value_cache"):
-        words = _slot(name, offset, tensors)
+    elif name in _CACHES:
+        words = _slot(name, offset, tensors, case)
     elif tensor.dim() == 1 or name in tensors.outputs:
         words = element_of(tensor, offset, _NAMES.get(name, f"the output {name}"))
     return words
@@ -105,16 +111,33 @@ def _entry(offset: int, table: torch.Tensor, case: AttentionCase) -> str:
     return f"{words}, for keys {column * size} to {(column + 1) * size - 1}; the sequence has {count(pages, 'page')}"
 
 
-def _slot(name: str, offset: int, tensors: AttentionTensors) -> str:
-    """Return the slot of a cache that an element belongs to by the strides, which may lie behind the last page."""
+def _slot(name: str, offset: int, tensors: AttentionTensors, case: AttentionCase) -> str:
+    """Return the slot of a cache that an element belongs to by the strides, which may lie outside of its pages."""
+    page, slot, head, *_ = _place(name, offset, tensors)
+    outside = ", behind the last page" * (page >= tensors.key_slots.shape[0]) + ", before the first page" * (page < 0)
+    why = _of_wrong_page(page, case) * bool(outside)
+    return f"slot {slot} of page {page}, head {head}, of {_NAMES[name]}{outside}{why}"
+
+
+def _place(name: str, offset: int, tensors: AttentionTensors) -> list[int]:
+    """Return page, slot, head and column of an element of a cache by the strides."""
     slots = tensors.key_slots if name == "key_cache" else tensors.value_slots
     place, rest = [0] * slots.dim(), offset
     for axis in sorted(range(slots.dim()), key=slots.stride, reverse=True):
-        last = slots.shape[axis] - 1 if axis else rest
-        place[axis] = max(0, min(rest // slots.stride(axis), last)) if slots.stride(axis) else 0
+        found = rest // slots.stride(axis) if slots.stride(axis) else 0
+        place[axis] = max(0, min(found, slots.shape[axis] - 1)) if axis else found
         rest -= place[axis] * slots.stride(axis)
-    outside = ", behind the last page" * (place[0] >= slots.shape[0])
-    return f"slot {place[1]} of page {place[0]}, head {place[2]}, of {_NAMES[name]}{outside}"
+    return place
+
+
+def _of_wrong_page(page: int, case: AttentionCase) -> str:
+    """Return why a page is read that no sequence has, in words; nothing where the page does not tell."""
+    pages = page_map(case)
+    numbers = np.unique(pages.block_table).tolist()
+    if page in numbers and not pages.first_block <= page < pages.num_blocks:
+        return DEAD_ENTRY
+    cut = (cut_words(page, number) for number in numbers if pages.first_block <= number < pages.num_blocks)
+    return next(filter(None, cut), "")
 
 
 def _element_of_bias(offset: int, bias: torch.Tensor) -> str:

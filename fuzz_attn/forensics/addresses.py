@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
 import torch
 
 from fuzz_attn.forensics.attended_keys import Recovered, place_words, recovered
-from fuzz_attn.forensics.explanation import Finding, Row, ranges, rows_of_case
-from fuzz_attn.forensics.lab import Array, Lab, by_row, without_scores
+from fuzz_attn.forensics.explanation import Finding, Row, factor, ranges, rows_of_case
+from fuzz_attn.forensics.lab import FAR, Array, Lab, by_row, without_scores
 from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.logits import score_scale
@@ -148,8 +149,11 @@ def _places(count: int) -> Iterator[int]:
 
 
 def _even_queries(lab: Lab) -> tuple[AttentionTensors, float]:
-    """Return tensors without biases whose queries give each unit of a key ``SPREAD / DIGITS``, and that step."""
-    tensors = without_scores(lab.cleared())
+    """Return tensors whose queries give each unit of a key ``SPREAD / DIGITS``, and that step.
+
+    They have neither biases nor a soft cap, which may be wrong itself.
+    """
+    tensors = dataclasses.replace(without_scores(lab.cleared()), softcap=0.0)
     return tensors, _fill_digits(lab, tensors, np.ones(lab.case.num_tokens * lab.case.heads.num_query_heads))
 
 
@@ -223,10 +227,41 @@ def _misread_query(lab: Lab, read: Array, heads: int) -> Iterator[Finding]:
     yield Finding("address", "queries are read at wrong addresses: the scores are those of other queries")
 
 
-def dimension_findings(lab: Lab) -> Iterator[Finding]:
-    """Yield a column in which query and key do not meet."""
+def latent_findings(lab: Lab) -> Iterator[Finding]:
+    """Yield what is wrong with scores of keys that hold their values: a factor, or a column that is not where it is.
+
+    Keys are unit vectors in the columns of their values, and have a digit of their place in the others.
+    """
+    tensors, heads = without_scores(lab.cleared()), lab.case.heads
+    columns = range(heads.head_size_v, heads.head_size)
+    gain = score_scale(tensors) * max(len(columns), 1)
+    if not gain:
+        return
+    fill_queries(lab, tensors, np.full(lab.case.num_tokens * heads.num_query_heads, SPREAD / DIGITS / gain))
+    lab.set_all_keys(tensors, (np.arange(len(lab.cells)) % DIGITS).astype(np.float64))
+    found = recovered(lab, tensors)
+    if found is None or not found.far.any():
+        return
+    some = list(dimension_findings(lab, columns))
+    if some and sum(1 for column in columns if list(dimension_findings(lab, [column]))) < len(columns):
+        yield from some
+        return
+    row = next(row for row in rows_of_case(lab.case) if found.far[row.token, row.head].any())
+    own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
+    actual, expected = (weights[row.token, row.head, own] for weights in (found.actual, found.expected))
+    if (actual > 0).all() and (expected > 0).all() and len(own) > FEW_KEYS:
+        x, y = (np.log(weights) - np.log(weights).mean() for weights in (expected, actual))
+        times = float((x * y).sum() / max(float((x**2).sum()), 1e-30))
+        if np.abs(y - times * x).max() < FAR * np.abs(y - x).max():
+            words = f"{row.words}, head {row.head}: the scores have a wrong scale (factor {factor(times)})"
+            yield Finding("scale", words)
+
+
+def dimension_findings(lab: Lab, columns: Iterable[int] | None = None) -> Iterator[Finding]:
+    """Yield a column in which query and key do not meet, of some columns or of a choice of all."""
     size = lab.case.heads.head_size
-    for column in sorted({*range(min(size, 16)), *range(0, size, max(1, size // 8)), size - 1}):
+    some = {*range(min(size, 16)), *range(0, size, max(1, size // 8)), size - 1}
+    for column in sorted(some) if columns is None else columns:
         tensors = without_scores(lab.cleared())
         gain = score_scale(tensors)
         if not gain:
@@ -250,6 +285,9 @@ def _misplaced_column(lab: Lab, wrong: Array, column: int, cells: Array) -> Find
     rows = rows_of_case(lab.case)
     row = next(row for row in rows if wrong[row.token, row.head])
     met = _column_met(lab, row, column, cells)
+    if met is None:
+        words = f"{row.words}, head {row.head}: column {column} of q and K is left out of the scores"
+        return Finding("address", words)
     where = f"column {met} of the key" if 0 <= met < lab.case.heads.head_size else "no column of the key that is known"
     some = any(not wrong[other.token, other.head] for other in rows if other.kv_head == row.kv_head)
     what = "q is" if some else "q or K is"
@@ -257,9 +295,12 @@ def _misplaced_column(lab: Lab, wrong: Array, column: int, cells: Array) -> Find
     return Finding("address", words)
 
 
-def _column_met(lab: Lab, row: Row, column: int, cells: Array) -> int:
-    """Return the column of the keys that a column of q meets in a row; negative where that cannot be told."""
-    size, met = lab.case.heads.head_size, 0
+def _column_met(lab: Lab, row: Row, column: int, cells: Array) -> int | None:
+    """Return the column of the keys that a column of q meets in a row; negative where that cannot be told.
+
+    None where it changes no score at all.
+    """
+    size, met, digits = lab.case.heads.head_size, 0, []
     parity = ((lab.cells.slot + lab.cells.block) % 2).astype(np.float64)
     step = SPREAD / DIGITS
     for place in _places(size):
@@ -269,5 +310,6 @@ def _column_met(lab: Lab, row: Row, column: int, cells: Array) -> int:
         lab.set_all_keys(tensors, parity[:, None] * (1 + np.arange(size) // place % DIGITS))
         found = recovered(lab, tensors, cells)
         digit = _digits_read(lab, found, parity, step)[row.token, row.head] if found is not None else 0
+        digits.append(int(digit))
         met += place * int(digit - 1) if 1 <= digit <= DIGITS else -(size * DIGITS)
-    return met
+    return met if any(digits) else None

@@ -13,10 +13,22 @@ import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.recipes import Custom, Lookahead
-from fuzz_attn.forensics.explanation import Finding, Heatmap, Reason, Row, count, factor, keys, ranges, rows_of_case
-from fuzz_attn.forensics.lab import FAR, PACKED, Array, Cells, Lab, beyond, by_row
-from fuzz_attn.inputs.batch_rows import sees
+from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.recipes import Chunks, Custom, Lookahead
+from fuzz_attn.forensics.explanation import (
+    Finding,
+    Heatmap,
+    Reason,
+    Row,
+    count,
+    cut_words,
+    factor,
+    keys,
+    ranges,
+    rows_of_case,
+)
+from fuzz_attn.forensics.lab import FAR, PACKED, Array, Cells, Lab, beyond, by_row, without_scores
+from fuzz_attn.inputs.batch_rows import custom_masks, sees
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 NARROW: Final = 128.0
@@ -73,6 +85,39 @@ def recovered(lab: Lab, tensors: AttentionTensors, cells: Array | None = None) -
         for array, part in zip(arrays, parts, strict=True):
             array[..., some] = part[..., : len(some)] / unit
     return Recovered(lab.cells, *arrays)
+
+
+def long_findings(lab: Lab) -> list[Finding]:
+    """Return what is wrong with the keys of the first wrong row, where they are too many to be read one by one.
+
+    Parts of them, each with one column of V, show where a weight is wrong; then its neighbours are read.
+    """
+    width, cells = lab.case.heads.head_size_v, lab.focus
+    unit = NARROW if is_fp8(lab.case.dtypes.out) else 1.0
+    wrong = by_row(lab.first.wrong)
+    row = next((row for row in rows_of_case(lab.case) if wrong[row.token, row.head]), None)
+    if row is None:
+        return []
+    low, high = 0, len(cells)
+    while high - low > width:
+        edges = np.unique(np.linspace(low, high, min(high - low, MOST_LAUNCHES // 2 * width) + 1).astype(np.int64))
+        errors = np.zeros(len(edges) - 1)
+        for first in range(0, len(errors), width):
+            some = edges[first : first + width + 1]
+            tensors = without_scores(lab.cleared())
+            lab.set_values(tensors, cells[some[0] : some[-1]], np.repeat(np.arange(len(some) - 1), np.diff(some)), unit)
+            output = lab.run(tensors)
+            actual, expected = (part[row.token, row.head, : len(some) - 1] for part in (output.actual, output.expected))
+            errors[first : first + width] = np.abs(np.nan_to_num(actual) - expected) / unit
+        worst = int(np.argmax(errors))
+        beside = max(0, width // 2 - int(edges[worst + 1] - edges[worst]))
+        low, high = max(low, int(edges[worst]) - beside), min(high, int(edges[worst + 1]) + beside)
+    found = recovered(lab, without_scores(lab.cleared()), cells[low:high])
+    if found is None or not found.far[row.token, row.head].any():
+        return []
+    reading = _reading(found, lab.case, row)
+    reading.visible = tuple(lab.case.visibility.keys_of(row.position, lab.case.sequences[row.sequence].seq_len))
+    return list(_of_row(reading, found.cells, lab.case))
 
 
 def heatmap_of(found: Recovered, uniform: Recovered, case: AttentionCase) -> Heatmap | None:
@@ -150,6 +195,8 @@ TWICE: Final = 1.6
 MOST_SURPLUS: Final = 256
 """More keys than this are not thought to be counted beside those attended."""
 SMALLEST_TILE: Final = 16
+MANY: Final = 64
+"""Keys of a row that attends those before and behind others that it misses."""
 
 
 @dataclass
@@ -253,13 +300,70 @@ def mask_findings(found: Recovered, case: AttentionCase, wrong_rows: Array) -> l
     all_readings.sort(key=lambda reading: not wrong_rows[reading.row.token, reading.row.head])
     findings: dict[str, Finding] = {}
     for reading in sorted((each for each in all_readings if not each.right), key=_how_telling):
-        for finding in _of_row(reading, found.cells, case):
+        uneven = None if reading.missing or reading.extra else _uneven(reading, found, case)
+        for finding in [uneven] if uneven is not None else _of_row(reading, found.cells, case):
             known = findings.get(finding.reason)
             findings[finding.reason] = finding if known is None or known.vague else known
     counted = [reading for reading in all_readings if reading.right]
     if counted and not findings:
-        return [_of_sums(counted, case)]
+        return [_uneven(counted[0], found, case) or _of_sums(counted, case)]
     return sorted(findings.values(), key=lambda finding: (finding.vague, finding.reason not in DEEPEST))
+
+
+def _uneven(reading: Reading, found: Recovered, case: AttentionCase) -> Finding | None:
+    """Return which keys weigh more than others though their scores are equal.
+
+    None where the sum of all is wrong, and for keys that are counted several times.
+    """
+    row, place = reading.row, (reading.row.token, reading.row.head)
+    own = found.cells.keys_of(row.sequence, row.kv_head)[list(reading.visible)]
+    ratio = found.actual[place][own] / found.expected[place][own]
+    if len(ratio) < 2 or abs(reading.total - 1.0) > FAR:
+        return None
+    edge = int(np.argmax(np.abs(np.diff(ratio)))) + 1
+    before, after = reading.visible[:edge], reading.visible[edge:]
+    number = float(np.median(ratio[:edge]) / np.median(ratio[edge:]))
+    if reading.twice and abs(max(number, 1 / number) - round(max(number, 1 / number))) < FAR:
+        return None
+    times = factor(number)
+    what = f"{_subject(row)}: {keys(before)} weigh {times} times as much as they should beside {keys(after)}"
+    family = FAMILIES[case.family]
+    parts = case.launch.path == "3d" or (family.one_token_each and family.has_several_paths)
+    why = "two parts are merged with wrong weights" if parts else "an earlier tile or segment is not rescaled"
+    return Finding("segment" if parts else "tile", f"{what}, with equal scores: {why}")
+
+
+def mask_row_findings(found: Recovered, case: AttentionCase) -> list[Finding]:
+    """Return that the rows of a custom mask are read as if they had another length, if that gives what is attended.
+
+    It is vague where several lengths do.
+    """
+    bits = custom_masks(case)
+    if not bits:
+        return []
+    memory, rows = np.concatenate([each.reshape(-1) for each in bits]), rows_of_case(case)
+    starts = np.cumsum([0, *(each.size for each in bits)])
+    lengths = set(range(2 * case.max_seq_len + 2))
+    for row in rows:
+        seq_len = case.sequences[row.sequence].seq_len
+        own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
+        weights = np.nan_to_num(found.actual[row.token, row.head, own])
+        attended = weights > ATTENDED * max(float(weights.max(initial=0.0)), 1e-6)
+        for length in tuple(lengths):
+            places = starts[row.sequence] + row.query * (seq_len + length - case.max_seq_len) + np.arange(row.end)
+            read = memory[np.clip(places, 0, len(memory) - 1)] != 0
+            if not np.array_equal(read & (places >= 0), attended):
+                lengths.discard(length)
+    wrong = sorted(length - case.max_seq_len for length in lengths if length != case.max_seq_len)
+    if not wrong or case.max_seq_len in lengths:
+        return []
+    longest = max(case.sequences, key=lambda sequence: sequence.seq_len)
+    named = {"context": longest.context_len, "new tokens": longest.query_len}
+    seen = [f"{longest.seq_len + each} bits" for each in wrong[:3]]
+    which = [name for name, length in named.items() if length - longest.seq_len == wrong[0]]
+    why = f", the number of its {which[0]}" if which and len(wrong) == 1 else ""
+    words = f"rows of the custom mask are read as if they had {' or '.join(seen)}{why}, and have {longest.seq_len}"
+    return [Finding("mask", words, vague=len(wrong) > 1)]
 
 
 def _of_sums(counted: list[Reading], case: AttentionCase) -> Finding:
@@ -322,7 +426,15 @@ def _moved(reading: Reading, cells: Cells) -> Finding | None:
         return None
     wrong, right = (place_words(place, cells) for place in (instead, cells.of_key(row.sequence, first)))
     words = f"{_subject(row)} reads {keys(missing)} at wrong places: key {first} from {wrong}, should be {right}"
-    return Finding("page", words)
+    numbers = (_numbers(instead, cells), _numbers(cells.of_key(row.sequence, first), cells))
+    cut = next(filter(None, (cut_words(read, own) for read, own in zip(*numbers, strict=True))), "")
+    return Finding("page", words + cut)
+
+
+def _numbers(place: tuple[int, int], cells: Cells) -> tuple[int, int]:
+    """Return the numbers by which a kernel may find a place: of its page, and of its slot among those of all pages."""
+    page = place[0] + cells.pages.first_block
+    return page, page * cells.case.pages.block_size + place[1]
 
 
 def _same_places(reading: Reading, cells: Cells) -> bool:
@@ -405,26 +517,43 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
     first_row, all_but_own = row.query == 0, "all but its own, as with a window of 1"
     only_new = first_row and context > 0 and case.reads_packed[row.sequence]
     begins_tile = row.position % SMALLEST_TILE == 0  # such a tile, or a segment, may be lost as a whole
+    alone = case.sequences[row.sequence].query_len == 1  # then its own is the last key too
     from_chunk = bool(context) and missing == [key for key in visible if key > row.query]
     as_if = f"it sees keys as if it were key {row.query}, counted without the context"
     behind, by_bits = [key for key in visible if key > row.position], "mask" in reading.kinds
     custom = isinstance(case.mask, Custom)
-    ahead = isinstance(case.mask, Lookahead) and first > row.position and last == visible[-1]
+    ahead = isinstance(case.mask, Lookahead) and first >= row.position and last == visible[-1]
+    chunk = case.mask.size if isinstance(case.mask, Chunks) else 0
+    ends_chunk = bool(chunk) and (row.position + 1) % chunk == 0 and len(visible) == chunk
+    hidden = "the query-query bias, read at another place, may hide them"
     rules: tuple[tuple[bool, Reason, str, bool], ...] = (
+        (_biased(case), "bias", hidden, True),
         (by_bits, "mask", "its bits of the custom mask are 1 there", False),
         (ahead, "window", f"within its window of two sides, which ends with key {row.end - 1}", False),
         (missing == behind, "causal", "behind its own, where no causal mask hides keys", False),
+        (
+            ends_chunk and len(missing) == len(visible),
+            "window",
+            f"all of its chunk, of which its own is the last key, as if it were in the next chunk of {chunk}",
+            chunk == 1,
+        ),
         (len(missing) == len(visible), "segment", "all that it sees", True),
         (from_chunk and context > 1, "causal", as_if, False),
         (custom and missing == [row.position], "mask", "its own, whose bit of the custom mask is 1", True),
-        (missing == [row.position], "causal", "its own, which causality allows", begins_tile or only_new or from_chunk),
+        (
+            missing == [row.position],
+            "causal",
+            "its own, which causality allows",
+            begins_tile or only_new or from_chunk or alone,
+        ),
         (unbroken and at_window, "window", f"{edge} of its window of {window}", False),
         (missing == list(visible[:-1]), "segment" if first_row else "window", all_but_own, first_row),
         (missing == [key for key in visible if key < context], "segment", "all of its context", False),
         (missing == [key for key in visible if key >= context], "segment", "all new tokens", False),
         *_edges(missing, visible, case),
     )
-    reason, words, vague = next((rule[1:] for rule in rules if rule[0]), ("tile", "it attends the others", True))
+    lost = unbroken and visible[0] < first and last < visible[-1] and len(visible) > MANY
+    reason, words, vague = next((rule[1:] for rule in rules if rule[0]), ("tile", "it attends the others", not lost))
     return Finding(reason, f"{_subject(row)} misses {keys(missing)}: {words}", vague)
 
 
@@ -436,6 +565,15 @@ def _edges(
     tile = case.launch.tile_size or SMALLEST_TILE
     begins, ends = first % tile == 0, (last + 1) % tile == 0
     segment = case.launch.path == "3d" and (begins or ends)
+    apart = last - first + 1 > len(missing)
+    each_ends = apart and all((key + 1) % SMALLEST_TILE == 0 or key == visible[-1] for key in missing)
+    yield (
+        missing == [0] and len(visible) > 1,
+        "tile",
+        "the first that it sees: a mask, page or tile begins there",
+        False,
+    )
+    yield each_ends, "segment", "each the last of a tile or of a part of its keys", False
     yield segment, "segment", f"a segment of its keys is lost, in tiles of {tile}", False
     yield begins and (last == visible[-1] or ends), "tile", f"tiles of {tile} keys begin at key {first}", False
     yield first == visible[0] and ends, "tile", f"a tile of {tile} keys ends with key {last}", False
@@ -455,11 +593,11 @@ def denominator(reading: Reading, case: AttentionCase) -> Finding:
     where = f"behind the end, as {keys(range(row.position + 1, row.position + 1 + surplus))}"
     if case.window and first >= surplus and _fits_before(first, surplus):
         where = f"before the window of {case.window}, as {keys(range(first - surplus, first))}"
-    more, values = (
-        f"the denominator counts {count(surplus, 'key')} more",
-        "its value" if surplus == 1 else "their values",
-    )
-    return Finding("denominator", f"{sums}: {more}, {where} would be, without {values}", vague=True)
+    more, values = f"counts {count(surplus, 'key')} more", "its value" if surplus == 1 else "their values"
+    sink = case.sinks is not None and surplus == 1
+    like_a_key = "counts the sink, which weighs nothing in this launch, like a key, or " * sink
+    words = f"{sums}: the denominator {like_a_key}{more}, {where} would be, without {values}"
+    return Finding("denominator", words, vague=True)
 
 
 def _fits_before(first: int, surplus: int) -> bool:

@@ -12,11 +12,12 @@ from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.changes import with_head_size
 from fuzz_attn.case.description import describe
+from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import HeadLayout, Sequence
-from fuzz_attn.case.recipes import NormalScores
+from fuzz_attn.case.recipes import Chunks, NormalScores
 from fuzz_attn.errors import CaseError, FuzzAttnError
-from fuzz_attn.forensics.explanation import Explanation, Finding, count, ranges
+from fuzz_attn.forensics.explanation import Explanation, Finding, count, ranges, told_apart
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS, Inquiry
 from fuzz_attn.forensics.lab import SECONDS
 from fuzz_attn.oracle.verdict import Verdict
@@ -42,13 +43,25 @@ WITH_WINDOW: Final = (Growth(21, 3), Growth(21, 3, 5), Growth(75, 3, 37), Growth
 
 def siblings(case: AttentionCase) -> Iterator[AttentionCase]:
     """Yield longer cases with the same features, with two sequences where there is one."""
-    for growth in WITH_WINDOW if case.window else GROWTHS:
+    for growth in WITH_WINDOW if case.window or isinstance(case.mask, Chunks) else GROWTHS:
         longer = _grown(case, growth)
         if longer is not None:
             yield longer
     more = with_more_heads(case)
     if more is not None:
         yield more
+
+
+def with_other_scales(case: AttentionCase) -> AttentionCase | None:
+    """Return a longer case whose scales are no powers of each other; None where it has no scales."""
+    longer = _grown(case, Growth(21, 3)) if is_fp8(case.dtypes.kv) or is_fp8(case.dtypes.q) else None
+    if longer is None:
+        return None
+    scales = msgspec.structs.replace(case.scales, k=0.75, v=1.25, q=1.5 if is_fp8(case.dtypes.q) else case.scales.q)
+    try:
+        return replace(longer, scales=scales)
+    except CaseError:
+        return None
 
 
 def without_empty(case: AttentionCase) -> AttentionCase | None:
@@ -107,9 +120,10 @@ def _grown(case: AttentionCase, growth: Growth) -> AttentionCase | None:
     if len(sequences) == 1:
         first = sequences[0]
         sequences = (first, msgspec.structs.replace(first, context_len=first.context_len + 4))
-    window = case.window + growth.window
+    window = case.window + growth.window if case.window else 0
+    mask = Chunks(case.mask.size + growth.window) if isinstance(case.mask, Chunks) else case.mask
     try:
-        longer = replace(case, sequences=sequences, window=window, scores=NormalScores(), overrides=())
+        longer = replace(case, sequences=sequences, window=window, mask=mask, scores=NormalScores(), overrides=())
         size = case.heads.head_size
         if (size < WIDE_HEAD and size & (size - 1)) or size < 16:
             longer = with_head_size(longer, size=WIDE_HEAD)
@@ -138,10 +152,17 @@ def explain(experiment: Experiment, relation: str | None = None) -> Explanation:
         return Explanation((Finding("unknown", "the case passes, so there is nothing to explain"),))
     until = time.process_time() + SECONDS
     found = Inquiry(experiment, failures, until).explanation()
+    if experiment.first.observations or any(verdict.kind == WRITTEN_OUTSIDE for verdict in failures):
+        of_empty = _row_of_an_empty_sequence(experiment, found)
+        if of_empty is not None:
+            return of_empty
     if found.findings[0].vague or found.reason in SHIFTED:
         told = _of_heads(experiment, found, until)
         if told is not None:
             return told
+    far = _of_far_pages(experiment, found)
+    if far is not None:
+        return far
     if found.findings[0].vague:
         return (
             _row_of_an_empty_sequence(experiment, found)
@@ -151,15 +172,28 @@ def explain(experiment: Experiment, relation: str | None = None) -> Explanation:
     return _of_later_pages(experiment, found)
 
 
+OF_EMPTY: Final = "foreign sequence: a row of another sequence is taken for one without query tokens"
+"""The cause of what is read and written for such a sequence, which may be another row or memory of none."""
+WRITTEN_OUTSIDE: Final = "written_outside"
+
+
 def _of_siblings(experiment: Experiment, found: Explanation, until: float) -> Explanation:
-    """Return an explanation with the finding of a larger case in front, if there is one that says more."""
-    launches = found.launches
-    for case in siblings(experiment.case):
+    """Return an explanation with the finding of a larger case in front, if there is one that says more.
+
+    Where that is what the case itself shows, perhaps beside other mistakes, the words are those of the case.
+    """
+    launches, own = found.launches, found.findings[0]
+    scaled = with_other_scales(experiment.case) if found.reason == "scale" else None
+    for case in (*([scaled] if scaled else []), *siblings(experiment.case)):
         told = _told(experiment, case, until)
         launches += told.launches if told is not None else 0
         weaker = told is not None and told.reason == found.reason == "denominator"
-        if told is not None and not told.findings[0].vague and not weaker:
-            return _joined(experiment.case, case, found, told)
+        if told is None or told.findings[0].vague or weaker:
+            continue
+        shared = told_apart(own, told.findings[0])
+        if shared is not None:
+            return msgspec.structs.replace(found, findings=(shared, *found.findings[1:]), launches=launches)
+        return _joined(experiment.case, case, found, told)
     return msgspec.structs.replace(found, launches=launches)
 
 
@@ -183,6 +217,22 @@ def _hidden_by_no_window(experiment: Experiment, found: Explanation) -> Explanat
     return msgspec.structs.replace(found, findings=findings)
 
 
+def _of_far_pages(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return that large page numbers are read wrongly, where the case passes with pages that begin at 0."""
+    case, first = experiment.case, experiment.case.pages.first_block
+    missed = found.reason in ("segment", "address", "unknown") and not found.findings[0].cause
+    if not first or not missed:
+        return None
+    try:
+        near = replace(case, pages=msgspec.structs.replace(case.pages, first_block=0))
+    except CaseError:
+        return None
+    if _failures_of(experiment.with_target(near, experiment.target)) != []:
+        return None
+    words = f"{found.words}; right where pages begin at 0 and not at {first}: their numbers or offsets are cut"
+    return msgspec.structs.replace(found, findings=(Finding("page", words), *found.findings[1:]))
+
+
 def _of_later_pages(experiment: Experiment, found: Explanation) -> Explanation:
     """Return that addresses of later pages are wrong, where the case passes with as many keys as one page has."""
     told = found.reason == "address" and not experiment.first.observations
@@ -200,14 +250,15 @@ def _of_later_pages(experiment: Experiment, found: Explanation) -> Explanation:
 def _row_of_an_empty_sequence(experiment: Experiment, found: Explanation) -> Explanation | None:
     """Return that a row is taken for a sequence without query tokens, where the case passes without such sequences."""
     case = without_empty(experiment.case)
-    if case is None or _failures_of(experiment.with_target(case, experiment.target)) != []:
-        return None
     empty = [index for index, sequence in enumerate(experiment.case.sequences) if not sequence.query_len]
+    if not empty or (case is None and len(empty) < len(experiment.case.sequences)):
+        return None
+    if case is not None and _failures_of(experiment.with_target(case, experiment.target)) != []:
+        return None
     which = f"sequence{'s' * (len(empty) > 1)} {ranges(empty)}"
-    words = (
-        f"{found.words}; right without {which}, which has no query tokens: a row of another sequence is taken for it"
-    )
-    findings = (Finding("foreign sequence", words), *found.findings[1:])
+    right = "" if case is None else "right without "
+    words = f"{found.words}; {right}{which}, which has no query tokens: a row of another sequence is taken for it"
+    findings = (Finding("foreign sequence", words, cause=OF_EMPTY), *found.findings[1:])
     return msgspec.structs.replace(found, findings=findings)
 
 
@@ -223,7 +274,10 @@ def _told(experiment: Experiment, case: AttentionCase, until: float) -> Explanat
 def _joined(case: AttentionCase, other: AttentionCase, found: Explanation, told: Explanation) -> Explanation:
     """Return the findings of a larger case, then those of the case itself; a guess at addresses ends with a reason."""
     own = [finding for finding in found.findings if not (finding.vague and finding.reason == "address")]
-    findings = (*told.findings, *(found.findings if told.reason == "address" else own))[:MOST_FINDINGS]
+    first = told.findings[0]
+    if not first.cause:
+        first = msgspec.structs.replace(first, cause=found.findings[0].cause)
+    findings = (first, *told.findings[1:], *(found.findings if told.reason == "address" else own))[:MOST_FINDINGS]
     return Explanation(findings, told.heatmap, found.launches + told.launches, difference(case, other))
 
 

@@ -71,11 +71,17 @@ def count(number: int, noun: str) -> str:
 
 
 def factor(number: float) -> str:
-    """Return a factor in words: as a fraction where it is one of a small integer."""
+    """Return a factor in words: as a fraction where it is one of a small integer, and never as 1 unless it is 1.
+
+    >>> factor(0.5), factor(2.5), factor(1.00003), factor(0.9997)
+    ('1/2', '2.5', '1.00003', '0.9997')
+    """
     inverse = 1.0 / number if number else math.inf
-    if abs(number) < 1.0 and abs(inverse) < 1000 and abs(inverse - round(inverse)) < 1e-3 * abs(inverse):
-        return f"1/{round(inverse)}"
-    return f"{number:.4g}"
+    if abs(number) < 0.75 and abs(inverse) < 1000 and abs(inverse - round(inverse)) < 1e-3 * abs(inverse):
+        return f"{'-' * (number < 0)}1/{abs(round(inverse))}"
+    from_one = abs(number - 1.0)
+    digits = 4 if from_one > 0.01 or not from_one else min(16, 2 - math.floor(math.log10(from_one)))
+    return f"{number:.{digits}g}"
 
 
 Reason: TypeAlias = Literal[
@@ -117,7 +123,7 @@ REASONS = get_args(Reason)
 
 UNTOLD: Final = frozenset(("scale", "denominator", "address", "unwritten", "arithmetic", "unknown"))
 """Reasons whose words would be those of different bugs but for their numbers."""
-_NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
+_NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?:/\d+)?\b")
 
 
 def without_numbers(words: str) -> str:
@@ -131,11 +137,46 @@ def without_numbers(words: str) -> str:
 
 
 class Finding(Plain, frozen=True):
-    """One thing that is wrong, in one sentence. A ``vague`` one could have several reasons; a longer case may tell."""
+    """One thing that is wrong, in one sentence. A ``vague`` one could have several reasons; a longer case may tell.
+
+    ``cause`` is what other cases of the same bug show too, where their words differ.
+    """
 
     reason: Reason
     words: str
     vague: bool = False
+    cause: str = ""
+
+
+OR: Final = ", or "
+"""What joins several mistakes in the words of a vague finding."""
+
+
+def told_apart(own: Finding, other: Finding) -> Finding | None:
+    """Return a vague finding as what another case tells of it: its words, or one of the mistakes that they name.
+
+    None where the other case tells something else.
+
+    >>> told_apart(Finding("sink", "query 0: A, or B", vague=True), Finding("scale", "query 7: B"))
+    Finding(reason='scale', words='query 0: B', vague=False, cause='')
+    """
+    subject, colon, mistakes = own.words.partition(": ")
+    possible = (f"{subject}{colon}{mistake}" for mistake in mistakes.split(OR)) if colon else (own.words,)
+    shared = next((words for words in possible if without_numbers(words) == without_numbers(other.words)), None)
+    return None if shared is None or other.vague else Finding(other.reason, shared, cause=other.cause)
+
+
+def cut_words(number: int, right: int) -> str:
+    """Return that a number is another one cut to fewer bits, in words; nothing where it is not.
+
+    >>> cut_words(-43, 213), cut_words(0, 65536), cut_words(3, 4)
+    (', which is page or slot 213 cut to 8 bits', ', which is page or slot 65536 cut to 16 bits', '')
+    """
+    for bits in (8, 16, 32):
+        size = 1 << bits
+        if number != right and number in (right % size, (right + size // 2) % size - size // 2):
+            return f", which is page or slot {right} cut to {bits} bits"
+    return ""
 
 
 class Heatmap(Plain, frozen=True):
@@ -203,10 +244,12 @@ class Explanation(Plain, frozen=True):
     def cause(self) -> str:
         """The first finding as every case of the same bug shows it; empty if it may be that of several bugs."""
         first = self.findings[0]
+        if first.cause:
+            return first.cause
         return "" if first.vague or first.reason in UNTOLD else f"{first.reason}: {without_numbers(first.words)}"
 
     @property
     def sentence(self) -> str:
         """The first finding with its reason, and the larger case that it is about, if it is one."""
-        longer = f" (in a larger case: {self.longer})" if self.longer else ""
+        longer = " (in a larger case)" if self.longer else ""
         return f"{self.reason}: {self.words}{longer}"

@@ -7,19 +7,41 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from fuzz_attn.errors import ProbeError
-from fuzz_attn.forensics.accesses import accessed, element_words, reason_of_access
-from fuzz_attn.forensics.addresses import column_findings, dimension_findings, key_findings, query_findings
-from fuzz_attn.forensics.attended_keys import DEEPEST, Recovered, heatmap_of, mask_findings, recovered
-from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap
+from fuzz_attn.forensics.accesses import DEAD_ENTRY, accessed, element_words, reason_of_access
+from fuzz_attn.forensics.addresses import (
+    column_findings,
+    dimension_findings,
+    key_findings,
+    latent_findings,
+    query_findings,
+)
+from fuzz_attn.forensics.attended_keys import (
+    DEEPEST,
+    Recovered,
+    heatmap_of,
+    long_findings,
+    mask_findings,
+    mask_row_findings,
+    readings,
+    recovered,
+)
+from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap, Reason
 from fuzz_attn.forensics.lab import Lab, by_row, without_scores
 from fuzz_attn.forensics.leaks import leak_findings
 from fuzz_attn.forensics.log_sums import keyless_findings, log_sum_findings
 from fuzz_attn.forensics.score_mistakes import score_findings
-from fuzz_attn.forensics.score_terms import ablation_findings, comparison_of, softcap_findings
-from fuzz_attn.forensics.softmaxes import attended_findings, level_findings, lost_findings, part_findings
+from fuzz_attn.forensics.score_terms import Comparison, ablation_findings, comparison_of, softcap_findings
+from fuzz_attn.forensics.softmaxes import (
+    attended_findings,
+    level_findings,
+    lost_findings,
+    nan_findings,
+    part_findings,
+)
 from fuzz_attn.forensics.wrong_outputs import (
     empty_findings,
     output_findings,
@@ -40,6 +62,16 @@ CAUSES: Final[frozenset[Kind]] = frozenset(
 )
 """What sanitizers find that is a cause and no consequence."""
 ENDS: Final[frozenset[Kind]] = frozenset(("exception", "crash", "timeout"))
+
+
+_OF_ACCESSES: Final[frozenset[Reason]] = frozenset(("page", "segment", "foreign sequence", "address", "unwritten"))
+"""Reasons that follow from an access which a sanitizer reports in the same launch."""
+
+
+def _caused_by(observed: list[Finding], finding: Finding) -> Finding:
+    """Return a finding that has the cause of a sanitizer's finding of the same launch, where it may follow from it."""
+    follows = observed and not finding.cause and finding.reason in _OF_ACCESSES
+    return msgspec.structs.replace(finding, cause=observed[0].cause) if follows else finding
 
 
 class Inquiry:
@@ -66,7 +98,11 @@ class Inquiry:
         try:
             if self._output_wrong and "uninitialised" not in self.kinds:  # else weights are those of an earlier launch
                 weights = self._of_weights()
-                found = [*weights, *found] if weights and weights[0].reason in DEEPEST else [*found, *weights]
+                deepest = bool(weights) and weights[0].reason in DEEPEST
+                if observed and weights and not deepest and self._may_follow(weights[0]):
+                    found = [msgspec.structs.replace(observed[0], vague=True), *found]
+                found = [*weights, *found] if deepest else [*found, *weights]
+                found = [_caused_by(observed, each) for each in dict.fromkeys(found)]
         except ProbeError as error:
             self._stopped = str(error)
         if not found and not self._output_wrong:
@@ -104,10 +140,19 @@ class Inquiry:
         if not found and self.uniform is not None:
             found = mask_findings(self.uniform, self.lab.case, wrong_rows)
             found = list(softcap_findings(self.lab, found)) or found
+            found = [*(mask_row_findings(self.uniform, self.lab.case) if found else []), *found]
+            found = found or list(nan_findings(self.lab, self.uniform))
+        if found and found[0].reason == "bias" and self.natural is not None:
+            seen = comparison_of(self.lab, self.natural)
+            found = [*(each for each in score_findings(seen) if each.reason == "bias"), *found]
+        if not found and self.uniform is None:
+            found = long_findings(self.lab)
         if not found and self.natural is not None and self.natural.wrong.any():
             found = self._of_scores(self.natural)
         if not np.isfinite(self.lab.first.actual[wrong_rows]).all():
             found += leak_findings(self.lab)
+        if not found and self.lab.experiment.first.tensors.cache_format.is_latent:
+            found = list(latent_findings(self.lab))
         if not found and not (self.natural is not None and self.natural.far.any()):
             found = output_findings(self.lab) or list(self._arithmetic())
         return found or list(level_findings(self.lab))
@@ -118,7 +163,7 @@ class Inquiry:
         small: list[Callable[[], Iterable[Finding]]] = [
             lambda: attended_findings(lab, natural, seen),
             lambda: score_findings(seen),
-            lambda: part_findings(lab, seen),
+            lambda: self._of_parts(seen),
         ]
         large: list[Callable[[], Iterable[Finding]]] = [
             lambda: key_findings(lab),
@@ -133,13 +178,33 @@ class Inquiry:
                 return found[:1]
         return []
 
+    def _of_parts(self, seen: Comparison) -> list[Finding]:
+        """Return keys that weigh too much together; a wrong sum of all weights may follow from how keys are masked."""
+        found = list(part_findings(self.lab, seen))
+        if found and found[0].reason == "denominator" and self.lab.case.sinks is None:
+            found = [each for each in level_findings(self.lab) if not each.vague] + found
+        return found
+
     def _of_sanitizers(self) -> Iterator[Finding]:
-        first = self.lab.experiment.first
-        for observation in first.observations[:1]:
+        """Yield the first of what sanitizers found, or an overflow, from which wrong accesses follow."""
+        first, case = self.lab.experiment.first, self.lab.case
+        for observation in sorted(first.observations, key=lambda each: each.kind != "overflow")[:1]:
             right = "" if self._output_wrong else "the output is right, and "
-            element = element_words(observation, first.tensors, self.lab.case)
+            element = element_words(observation, first.tensors, case)
             words = f"{right}{observation.message}" + (f": {element}" if element else "")
-            yield Finding(reason_of_access(observation, first.tensors), words)
+            place = f"{observation.kind} at {observation.site}" if observation.site else ""
+            reason = reason_of_access(observation, first.tensors, case)
+            yield Finding(reason, words, vague=element.endswith(DEAD_ENTRY), cause=place)
+
+    def _may_follow(self, finding: Finding) -> bool:
+        """Return whether what is wrong with the weights may only follow from an access that a sanitizer reports.
+
+        So it is with a vague guess, and where rows seem to see fewer keys: these may be read outside of a tensor.
+        """
+        if finding.vague or finding.reason != "causal" or self.uniform is None:
+            return finding.vague and finding.reason not in ("address", "page")
+        wrong = [each for each in readings(self.uniform, self.lab.case) if not each.right]
+        return not any(each.extra or each.twice for each in wrong)
 
     @cached_property
     def _stored_outside(self) -> set[str]:

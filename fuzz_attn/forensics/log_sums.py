@@ -49,6 +49,9 @@ def log_sum_findings(lab: Lab) -> Iterator[Finding]:
         "in base e and not in base 2": right * math.log(2.0),
         "without the largest logit, which was subtracted": right - _largest(lab)[wrong],
         "only the largest logit": _largest(lab)[wrong],
+        "the largest logit and a logarithm in base 2": _largest(lab)[wrong]
+        + (right - _largest(lab)[wrong]) / math.log(2.0),
+        **_with_other_sinks(lab, value, wrong),
     }
     own = {"in base 2 and not in base e": "e", "in base e and not in base 2": "2"}
     explained = (
@@ -56,8 +59,28 @@ def log_sum_findings(lab: Lab) -> Iterator[Finding]:
         for words, other in others.items()
         if own.get(words, tensors.lse.base) == tensors.lse.base and _is(actual[wrong], other, right)
     )
-    words = next(explained, f"wrong in {count(int(wrong.sum()), 'row')}, where the weights and the output are right")
+    words = next(explained, "")
+    if not words:  # where a row sees one key, its output does not tell its score
+        yield Finding(
+            "denominator", f"the log-sum-exp is wrong in {count(int(wrong.sum()), 'row')}, and the output right", True
+        )
+        return
     yield Finding("denominator", f"the log-sum-exp is {words}")
+
+
+def _with_other_sinks(lab: Lab, value: Array, wrong: Array) -> dict[str, Array]:
+    """Return the log-sum-exps that other sinks would give, or none; nothing where none is counted."""
+    tensors = lab.experiment.first.tensors
+    if tensors.sinks is None or tensors.lse is None or not tensors.lse.with_sinks:
+        return {}
+    unit = 1.0 if tensors.lse.base == "e" else math.log(2.0)
+    sinks = tensors.sinks.double().cpu().numpy() / unit
+    own = np.broadcast_to(sinks if tensors.lse.order == "tokens" else sinks[:, None], value.shape)[wrong]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        keys = np.log(np.expm1((value[wrong] - own) * unit)) / unit + own  # of the keys alone
+        others = {f"that with the sink of head {head}": np.full_like(own, sink) for head, sink in enumerate(sinks[:8])}
+        found = {words: np.logaddexp(keys * unit, sink * unit) / unit for words, sink in others.items()}
+    return {"without the sink": keys, **found}
 
 
 def _sees_nothing(lab: Lab) -> Array:

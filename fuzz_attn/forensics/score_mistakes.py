@@ -5,18 +5,68 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.forensics.explanation import Finding, Reason, factor
+from fuzz_attn.forensics.explanation import OR, Finding, Reason, factor
 from fuzz_attn.forensics.lab import Array
 from fuzz_attn.forensics.score_terms import Comparison, Terms, centred, first_row
 
+ENOUGH: Final = 2
+"""So many numbers of the weights must be left to speak against a mistake that gives them, else it may be chance."""
+ALL_FREEDOM: Final = 10**6
+"""Numbers that stand for a mistake which others could always take the place of."""
+MOST_HEADS: Final = 8
+LARGEST_SHIFT: Final = 20.0
+"""A sink beyond so many units of the right one weighs nothing, or all."""
 
-def slope_findings(seen: Comparison) -> Iterator[Finding]:
-    """Yield what is wrong with the slopes, as far as it gives the weights; vague where two mistakes would."""
+
+class Mistake(NamedTuple):
+    """A mistake that gives the weights: words that go on from its subject, and how many numbers were fitted for it."""
+
+    reason: Reason
+    words: str
+    fitted: int = 0
+    subject: str = ""
+    """The first row with wrong weights, unless it says another."""
+
+
+def score_findings(seen: Comparison) -> Iterator[Finding]:
+    """Yield what is wrong with the scores, as far as it gives the recovered weights.
+
+    Every mistake that gives them is named. One whose number is only fitted to the weights is not, where another needs
+    none. It is vague where several mistakes do, and where there are too few weights to exclude others.
+    """
+    if not seen.usable.any():
+        return
+    questions = (_sinks, _slopes, _biases, _softcaps, _factors)
+    found = list(dict.fromkeys(mistake for question in questions for mistake in question(seen)))
+    exact = [mistake for mistake in found if not mistake.fitted] or found
+    if exact:
+        left = _freedom(seen) - max(mistake.fitted for mistake in exact)
+        words = OR.join(mistake.words for mistake in exact)
+        subject = exact[0].subject or f"{first_row(seen)}:"
+        yield Finding(exact[0].reason, f"{subject} {words}", vague=len(exact) > 1 or left < ENOUGH)
+
+
+def _freedom(seen: Comparison) -> int:
+    """Return how many numbers the weights are: one less than keys in a row without a sink, whose sum is known."""
+    visible = (seen.terms.visible & seen.usable[..., None]).sum(axis=-1)
+    known = 0 if np.isfinite(seen.terms.sinks).any() else 1
+    return int((visible - known * (visible > 0)).sum())
+
+
+def _all(reason: Reason, what: str, others: dict[str, Array], seen: Comparison) -> Iterator[Mistake]:
+    """Yield each mistake that gives the weights."""
+    for words, weights in others.items():
+        if seen.explains(weights):
+            yield Mistake(reason, f"{what} {words}")
+
+
+def _slopes(seen: Comparison) -> Iterator[Mistake]:
+    """Yield what is wrong with the slopes, as far as it gives the weights."""
     terms, heads = seen.terms, seen.case.heads
     if seen.case.alibi is None:
         return
@@ -31,26 +81,21 @@ def slope_findings(seen: Comparison) -> Iterator[Finding]:
         },
     }  # fmt: skip
     weights = {words: replace(terms, slopes=slopes).weights() for words, slopes in others.items()}
-    finding = _alike("slope", "the slopes", weights, seen) or _fitted(seen)
-    if finding is not None:
-        yield finding
+    if np.isfinite(terms.sinks).any():
+        shifted = terms.logits() + terms.slopes[:, None] * terms.context
+        if seen.explains(terms.weights(shifted)):
+            yield Mistake("slope", "ALiBi is counted from the sequence's first key")
+    found = list(_all("slope", "the slopes", weights, seen))
+    yield from found or _fitted(seen)
 
 
-def _alike(reason: Reason, what: str, others: dict[str, Array], seen: Comparison) -> Finding | None:
-    """Return all mistakes that give the weights as one finding, which is vague where they are several."""
-    found = [words for words, weights in others.items() if seen.explains(weights)]
-    if not found:
-        return None
-    return Finding(reason, f"{first_row(seen)}: {what} {', or '.join(found)}", vague=len(found) > 1)
-
-
-def _fitted(seen: Comparison) -> Finding | None:
-    """Return the slope that a head uses, if other slopes give the weights."""
+def _fitted(seen: Comparison) -> Iterator[Mistake]:
+    """Yield the slope that a head uses, if other slopes give the weights."""
     terms, fitted = seen.terms, _fitted_slopes(seen)
-    if not seen.explains(replace(terms, slopes=fitted).weights()):
-        return None
-    head = int(np.argmax(np.abs(fitted - terms.slopes) * seen.usable.any(0)))
-    return Finding("slope", f"head {head} uses a slope of {fitted[head]:.4g}, should use {terms.slopes[head]:.4g}")
+    if seen.explains(replace(terms, slopes=fitted).weights()):
+        head = int(np.argmax(np.abs(fitted - terms.slopes) * seen.usable.any(0)))
+        words = f"uses a slope of {fitted[head]:.4g}, should use {terms.slopes[head]:.4g}"
+        yield Mistake("slope", words, int(seen.usable.any(0).sum()), f"head {head}")
 
 
 def _fitted_slopes(seen: Comparison) -> Array:
@@ -64,8 +109,8 @@ def _fitted_slopes(seen: Comparison) -> Array:
     return fitted
 
 
-def bias_findings(seen: Comparison) -> Iterator[Finding]:
-    """Yield what is wrong with the query-query bias, as far as it gives the weights; vague where two mistakes would."""
+def _biases(seen: Comparison) -> Iterator[Mistake]:
+    """Yield what is wrong with the query-query bias, as far as it gives the weights."""
     terms = seen.terms
     if terms.matrix is None:
         return
@@ -79,9 +124,7 @@ def bias_findings(seen: Comparison) -> Iterator[Finding]:
         **_misread(terms, column),
     }
     weights = {words: replace(terms, bias=bias).weights() for words, bias in others.items()}
-    finding = _alike("bias", "the query-query bias", weights, seen)
-    if finding is not None:
-        yield finding
+    yield from _all("bias", "the query-query bias", weights, seen)
 
 
 def _looked_up(terms: Terms, row: Array, column: Array) -> Array:
@@ -119,76 +162,81 @@ def _at(terms: Terms, offset: Array, chosen: Array) -> Array:
     return np.where(inside, memory[np.where(inside, offset, 0)], 0.0)
 
 
-def score_findings(seen: Comparison) -> Iterator[Finding]:
-    """Yield what is wrong with the scores, as far as it gives the recovered weights."""
-    if not seen.usable.any():
-        return
-    for question in (_sinks, slope_findings, bias_findings, _softcaps, _factors):
-        yield from question(seen)
-
-
-def _sinks(seen: Comparison) -> Iterator[Finding]:
+def _sinks(seen: Comparison) -> Iterator[Mistake]:
     terms, heads = seen.terms, seen.case.heads
     if not np.isfinite(terms.sinks).any():
         return
-    group = heads.num_queries_per_kv
     number = np.arange(heads.num_query_heads)
-    others: dict[str, Array] = {
+    others = {
         "is not counted": np.full_like(terms.sinks, -np.inf),
-        "is that of the head with its KV head's number": terms.sinks[number // group],
+        "is that of the head with its KV head's number": terms.sinks[number // heads.num_queries_per_kv],
         "counts as exp(sink) relative to itself": 2 * terms.sinks,
+        **{f"is that of head {head}": np.full_like(terms.sinks, terms.sinks[head]) for head in number[:MOST_HEADS]},
     }
-    others |= {f"is counted {n} times": terms.sinks + math.log(n) for n in range(2, 33)}
-    for words, sinks in others.items():
-        if seen.explains(replace(terms, sinks=sinks).weights()):
-            yield Finding("sink", f"{first_row(seen)}: the sink {words}")
-            return
-    shifted = terms.logits() + terms.slopes[:, None] * terms.context
-    if seen.explains(terms.weights(shifted)):
-        yield Finding("slope", f"{first_row(seen)}: ALiBi is counted from the sequence's first key")
-        return
-    yield from _fitted_sinks(seen)
+    weights = {words: replace(terms, sinks=sinks).weights() for words, sinks in others.items()}
+    found = list(_all("sink", "the sink", weights, seen))
+    several = (n for n in range(2, 33) if seen.explains(replace(terms, sinks=terms.sinks + math.log(n)).weights()))
+    if not found and (times := next(several, None)) is not None:
+        found = [Mistake("sink", f"the sink is counted {times} times", 1)]
+    yield from found or _fitted_sinks(seen)
 
 
-def _fitted_sinks(seen: Comparison) -> Iterator[Finding]:
-    """Yield the sink that the sums of the weights imply, for each head."""
+def _fitted_sinks(seen: Comparison) -> Iterator[Mistake]:
+    """Yield the sink that the sums of the weights imply, for each head; or how much the keys weigh beside it.
+
+    A sink of one row stands for any mistake that its keys share, so it is only called wrong if more rows need it.
+    """
     terms = seen.terms
     ratio = seen.actual.sum(-1) / np.maximum(seen.expected.sum(-1), 1e-30)
     logits = terms.logits()
     top = np.where(np.isfinite(logits), logits, -np.inf).max(-1)
     keys = np.exp(logits - top[..., None]).sum(-1)
-    fitted = terms.sinks.copy()
-    for head in range(len(fitted)):
-        rows = np.flatnonzero(seen.usable[:, head])
+    fitted, even = terms.sinks.copy(), True
+    rows_of_heads = [np.flatnonzero(seen.usable[:, head]) for head in range(len(fitted))]
+    for head, rows in enumerate(rows_of_heads):
         if len(rows):
             total = keys[rows, head] / np.clip(ratio[rows, head] * seen.expected[rows, head].sum(-1), 1e-30, None)
-            rest = np.median(np.log(np.maximum(total - keys[rows, head], 1e-30)) + top[rows, head])
-            fitted[head] = float(rest)
-    if seen.explains(replace(terms, sinks=fitted).weights()):
+            rest = np.log(np.maximum(total - keys[rows, head], 1e-30)) + top[rows, head]
+            fitted[head] = float(np.median(rest))
+            shift = abs(fitted[head] - terms.sinks[head])
+            even &= float(np.ptp(rest)) <= 0.02 * min(shift, LARGEST_SHIFT) + 2e-3
+    if even and seen.explains(replace(terms, sinks=fitted).weights()):
         head = int(np.flatnonzero(seen.usable.any(0))[0])
         used = f"{fitted[head]:.4g}" if fitted[head] > -50 else "none"
-        yield Finding("sink", f"head {head} uses a sink of {used}, should use {terms.sinks[head]:.4g}")
+        if max(map(len, rows_of_heads)) > 1:
+            words = f"uses a sink of {used}, should use {terms.sinks[head]:.4g}"
+            yield Mistake("sink", words, len(fitted), f"head {head}")
+            return
+        times = factor(float(np.exp(terms.sinks[head] - fitted[head])))
+        words = f"the keys weigh {times} times as much as they should beside the sink, as if that were {used}"
+        yield Mistake("sink", words, ALL_FREEDOM)
 
 
-def _softcaps(seen: Comparison) -> Iterator[Finding]:
+def _softcaps(seen: Comparison) -> Iterator[Mistake]:
     terms, cap = seen.terms, seen.terms.softcap
     if not cap:
         return
     added = terms.slopes[:, None] * terms.distance + terms.bias
+
+    def capped(outer: float, inner: float) -> Array:
+        logits = outer * np.tanh(terms.score / inner) + added
+        return terms.weights(np.where(terms.visible, logits, -np.inf))
+
     late = np.where(terms.visible, cap * np.tanh((terms.score + added) / cap), -np.inf)
-    divided = np.where(terms.visible, np.tanh(terms.score / cap) + added, -np.inf)
-    others: dict[str, Any] = {
+    others = {
         "is not applied": replace(terms, softcap=0.0).weights(),
-        "is applied after the biases": terms.weights(late),
-        "is not multiplied back: the scores stay within 1": terms.weights(divided),
+        **({"is applied after the biases": terms.weights(late)} if added.any() else {}),
+        "is not multiplied back: the scores stay within 1": capped(1.0, cap),
+        "does not divide the scores": capped(cap, 1.0),
+        **{
+            f"divides the scores as one of {cap * times:g} would": capped(cap, cap * times)
+            for times in (2.0, 0.5, math.log(2.0), math.log2(math.e))
+        },
     }
-    for words, weights in others.items():
-        if seen.explains(weights):
-            yield Finding("soft cap", f"{first_row(seen)}: the soft cap of {cap:g} {words}")
-            return
+    yield from _all("soft cap", f"the soft cap of {cap:g}", others, seen)
 
 
-def _factors(seen: Comparison) -> Iterator[Finding]:
+def _factors(seen: Comparison) -> Iterator[Mistake]:
     """Yield the factor on the scores that gives the weights, of all keys, of the cached or of the packed ones."""
     terms = seen.terms
     everywhere = np.ones_like(terms.packed)
@@ -201,26 +249,23 @@ def _factors(seen: Comparison) -> Iterator[Finding]:
                     continue
                 changed = replace(terms, score=np.where(part, number * terms.score, terms.score))
                 if _swapped(seen, number) and seen.explains(seen.case.scales.k * changed.weights()):
-                    yield Finding("scale", f"{first_row(seen)}: the scales of K and V are swapped")
+                    yield Mistake("scale", "the scales of K and V are swapped")
                     return
-                sure = not words or number in _factors_by_name(seen.case).values() or _freedom(seen) > 2
+                by_name = number in _factors_by_name(seen.case).values()
+                sure = not words or by_name or _freedom(seen) > 2
                 if sure and seen.explains(changed.weights()):
-                    yield _wrong_scale(number, words, seen)
+                    yield from _wrong_scale(number, words, seen, 0 if number in _known(seen.case) else 1)
                     return
 
 
-def _wrong_scale(number: float, words: str, seen: Comparison) -> Finding:
-    """Return the finding of a factor on the scores, vague where it is that of more than one wrong softmax scale."""
-    names = _names(number, seen.case)
-    named = factor(number) + (f", {', or '.join(names)}" if names else "")
-    what = f"{first_row(seen)}: the scores{words} have a wrong scale (factor {named})"
-    return Finding("scale", what, vague=len(names) > 1)
-
-
-def _freedom(seen: Comparison) -> int:
-    """Return how many weights more than rows there are, which a fitted factor must explain."""
-    visible = (seen.terms.visible & seen.usable[..., None]).sum(axis=-1)
-    return int((visible - (visible > 0)).sum())
+def _wrong_scale(number: float, words: str, seen: Comparison, fitted: int) -> Iterator[Mistake]:
+    """Yield the mistake of a factor on the scores, once for each wrong softmax scale that it would be."""
+    names = _names(number, seen.case) or [""]
+    if "new" in words:
+        names = [name.replace("it is applied twice", "they are not quantised") for name in names]
+    for name in names:
+        named = factor(number) + (f", {name}" if name else "")
+        yield Mistake("scale", f"the scores{words} have a wrong scale (factor {named})", fitted)
 
 
 def _swapped(seen: Comparison, number: float) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from fuzz_attn.forensics.addresses import fill_queries
-from fuzz_attn.forensics.attended_keys import Recovered, kind_of_cell, reason_of, recovered
+from fuzz_attn.forensics.attended_keys import SMALLEST_TILE, Recovered, kind_of_cell, reason_of, recovered
 from fuzz_attn.forensics.explanation import Finding, Row, factor, keys, rows_of_case
 from fuzz_attn.forensics.lab import FAR, Array, Lab, by_row, without_scores
 from fuzz_attn.forensics.score_terms import READABLE, Comparison
@@ -85,6 +85,24 @@ def level_findings(lab: Lab) -> Iterator[Finding]:
         row = next(row for row in rows_of_case(lab.case) if found.far[row.token, row.head].any())
         yield _at_level(row, found, level) if level != CONTROL else _misread(row, found)
         return
+
+
+def nan_findings(lab: Lab, found: Recovered) -> Iterator[Finding]:
+    """Yield that a row has no weights with equal scores and no poison, as where it sees nothing of a tile."""
+    lost = by_row(found.far) & ~by_row(np.isfinite(found.actual))
+    row = next((row for row in rows_of_case(lab.case) if lost[row.token, row.head]), None)
+    if row is None:
+        return
+    first, seq_len = lab.case.visibility.first(row.position), lab.case.sequences[row.sequence].seq_len
+    base = f"{row.words}, head {row.head}: all weights are NaN with equal scores, and no poison is read"
+    parts = lab.case.launch.path == "3d"
+    hidden = (some for some in (range(first), range(row.end, seq_len)) if some)
+    apart = next((some for some in hidden if parts or len(some) >= SMALLEST_TILE), None)
+    if apart is None:
+        yield Finding("denominator", base, vague=True)
+        return
+    words = f"{base}: a tile or segment with none of the keys that it sees gives NaN (hidden: {keys(apart)})"
+    yield Finding("tile", words)
 
 
 def _misread(row: Row, found: Recovered) -> Finding:
@@ -179,6 +197,10 @@ def _ratios(seen: Comparison, place: tuple[int, int]) -> tuple[Array, Array]:
 def _sum(row: Row, ratio: float, seen: Comparison) -> Finding:
     actual, expected = (float(weights[row.token, row.head].sum()) for weights in (seen.actual, seen.expected))
     sums = f"{row.words}, head {row.head}: its weights sum to {actual:.6g}, should be {expected:.6g}"
+    scales = {"k_scale": seen.case.scales.k, "q_scale": seen.case.scales.q, "out_scale": seen.case.scales.out}
+    for name, scale in scales.items():  # those of v and of the output are 1 in this launch
+        if scale not in (0.0, 1.0) and abs(ratio - scale) < 0.01 * abs(scale):
+            return Finding("scale", f"{sums}: values are multiplied by {name}, {factor(scale)}")
     return Finding("denominator", f"{sums}: the denominator is {factor(1 / ratio)} times what it should be")
 
 

@@ -157,15 +157,15 @@ def _factors(lab: Lab, usable: Array) -> Iterator[Finding]:
         if left > LITTLE_LEFT * _size(actual - expected):
             continue
         if len(fitted) == 1:
-            yield Finding(
-                "scale", f"weights are right; the output's scale is not ({_named(float(fitted[0]), lab.case)})"
-            )
+            names = _names(float(fitted[0]), lab.case)
+            only_new = bool(parts) and not np.any(parts[0])  # then it may be the scale of their values
+            words = f"weights are right; the output's scale is not ({_named(float(fitted[0]), lab.case)})"
+            yield Finding("scale", words, vague=only_new or len(names) > 1)
             return
         for name, number in zip(("the cache", "the new tokens"), fitted.tolist(), strict=True):
             if abs(number - 1) > 0.02:
-                yield Finding(
-                    "scale", f"weights are right; the values of {name} have a wrong scale ({_named(number, lab.case)})"
-                )
+                words = f"weights are right; the values of {name} have a wrong scale ({_named(number, lab.case)})"
+                yield Finding("scale", words, vague=len(_names(number, lab.case)) > 1)
                 return
 
 
@@ -181,7 +181,12 @@ def _parts(lab: Lab) -> list[Array]:
 
 
 def _named(number: float, case: AttentionCase) -> str:
-    """Return a factor, with the scales of the case that it is."""
+    """Return a factor, with the scales of the case that it may be."""
+    return ", ".join((f"factor {factor(number)}", *([" or ".join(names)] if (names := _names(number, case)) else [])))
+
+
+def _names(number: float, case: AttentionCase) -> list[str]:
+    """Return the scales of a case that a factor may be."""
     scales = case.scales
     known = {
         "1 / v_scale": 1 / scales.v if scales.v else math.inf,
@@ -193,8 +198,8 @@ def _named(number: float, case: AttentionCase) -> str:
         "q_scale": scales.q,
         "1 / q_scale": 1 / scales.q if scales.q else math.inf,
     }
-    names = [name for name, value in known.items() if value != 1.0 and abs(number - value) <= 0.01 * abs(value)]
-    return f"factor {factor(number)}" + (f", {names[0]}" if names else "")
+    allowed = 0.03 if is_fp8(case.dtypes.out) else 0.01
+    return [name for name, value in known.items() if value != 1.0 and abs(number - value) <= allowed * abs(value)]
 
 
 def _clamps(actual: Array, expected: Array, bound: Array, usable: Array) -> Iterator[Finding]:

@@ -414,6 +414,10 @@ class Operation(ABC):
         """Return whether a signature is that of a target, where attention's names do not fit it."""
         return False
 
+    def count_known(self, names: Iterable[str]) -> int:
+        """Return how many parameters of a signature have names of this operation, where they are not attention's."""
+        return 0
+
     def parameters_of(self, binding: Binding, reasons: Mapping[str, str]) -> list[tuple[str, str, str]]:
         """Return a row for each parameter of a target: its name, its role in words, and why it has that."""
         return [(name, name, why) for name, why in reasons.items()]

@@ -64,7 +64,7 @@ def load_target(name: str, family: str | None, binding: Binding | None) -> Targe
     """Return the target that a specification names.
 
     Its operation is that of the family, which built-in targets have as their names, or else the first that the
-    signature fits. Raises :class:`fuzz_attn.errors.TargetError`, with attention's reason where no operation fits.
+    signature fits. Raises :class:`fuzz_attn.errors.TargetError` where none fits, with the reason of the likeliest.
     """
     known = family or name
     if known in FAMILIES:
@@ -77,7 +77,9 @@ def load_target(name: str, family: str | None, binding: Binding | None) -> Targe
     try:
         return OPERATIONS[UNNAMED].load_target(name, family, binding)
     except TargetError as error:
-        other = _other_operation(name, binding) if isinstance(error.__cause__, BindingError) else None
+        if not isinstance(error.__cause__, BindingError):
+            raise
+        other = _other_operation(name, binding) or _likeliest(name)
         if other is None:
             raise
         return other.load_target(name, family, binding)
@@ -93,6 +95,21 @@ def _other_operation(name: str, binding: Binding | None) -> Operation | None:
         return None
     stated, signature = known_of(name, binding), signature_of(found)
     return next((each for each in OPERATIONS.values() if each.takes(signature, stated)), None)
+
+
+def _likeliest(name: str) -> Operation | None:
+    """Return the operation of which a target without queries has most parameters, half of its own; None for none."""
+    from fuzz_attn.binding.roles import ROLE_OF  # noqa: PLC0415 - imports torch
+    from fuzz_attn.binding.signature import signature_of  # noqa: PLC0415 - likewise
+    from fuzz_attn.targets.loading import object_named  # noqa: PLC0415 - likewise
+
+    found = object_named(name)
+    names = signature_of(found).names if callable(found) else ()
+    if "query" in {ROLE_OF.get(each) for each in names}:
+        return None
+    counts = {each: each.count_known(names) for each in OPERATIONS.values()}
+    likeliest = max(counts, key=lambda each: counts[each])
+    return likeliest if counts[likeliest] > len(names) / 2 else None
 
 
 class HoldsCases(Plain, frozen=True):

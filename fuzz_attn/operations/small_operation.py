@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -123,6 +123,11 @@ class SmallOperation(Operation):
         except BindingError:
             return False
         return True
+
+    def count_known(self, names: Iterable[str]) -> int:
+        """Return how many parameters of a signature have the names of a role."""
+        roles = self.signature_roles()
+        return len({*roles.words, *(name for its in roles.names.values() for name in its)}.intersection(names))
 
     @abstractmethod
     def signature_roles(self) -> Roles:

@@ -172,10 +172,13 @@ def matched(signature: Signature, roles: Roles, stated: Binding) -> Match:
         raise BindingError(f"role {wrong[0]!r} is unknown to {roles.what}: choose among {', '.join(roles.words)}")
     bound = {role for role in taken.values() if role != LEFT_OUT}
     if not any(bound.issuperset(needed) for needed in roles.needed):
-        raise BindingError(f"lacks the parameters {', '.join(_missing(bound, roles.needed))}")
+        raise BindingError(f"lacks the parameters {', '.join(_missing(bound, roles.needed))} of {roles.what}")
     needs = [each for each in signature.names if each in signature.required]
     if more := [each for each in needs if each not in taken and each not in stated.constants]:
-        raise BindingError(f"needs parameters that {roles.what} does not have: {', '.join(more)}")
+        raise BindingError(
+            f"needs parameters that {roles.what} does not have: {', '.join(more)}; state them under [constants] in a "
+            "binding file if one value will do"
+        )
     require_taken((*stated.roles, *stated.without_role), signature)
     require_each_once(taken)
     if made := [*stated.tensors, *stated.sizes]:

@@ -46,6 +46,9 @@ Kind: TypeAlias = Literal[
 OUT_OF_BOUNDS_STORE: Final = "out-of-bounds store"
 """How the message of a store outside a tensor begins. That of a load is of the same kind (``out_of_bounds``)."""
 
+PASSES_WITH: Final = "It passes with "
+"""How a hint at an undeclared rounding begins, which the rounding follows."""
+
 Where: TypeAlias = Literal[
     "",
     "everywhere",
@@ -138,6 +141,12 @@ class Verdict(Plain, frozen=True):
     def passed(self) -> bool:
         """Whether the property holds."""
         return self.kind == "ok"
+
+    @property
+    def rounding(self) -> str:
+        """The rounding that its hint names, as a binding states it; empty for another hint or none."""
+        named = self.hint.startswith(f"{PASSES_WITH}rounding.")
+        return self.hint.removeprefix(PASSES_WITH).partition(", and so")[0] if named else ""
 
     @property
     def what(self) -> str:

@@ -44,7 +44,7 @@ from fuzz_attn.oracle.emulation import emulate
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundedTo, RoundingModel
 from fuzz_attn.oracle.row_blocks import row_blocks
-from fuzz_attn.oracle.verdict import Kind, Verdict
+from fuzz_attn.oracle.verdict import PASSES_WITH, Kind, Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.comparisons import SameBits, compared
 from fuzz_attn.properties.experiment import Experiment, options_of
@@ -257,7 +257,7 @@ def in_words(likely: list[Fields]) -> str:
         " and ".join(f"rounding.{name} = {value!r}" for name, value in fields.items()) for fields in likely
     )
     return (
-        f"It passes with {stated}, and so do similar launches. If the kernel rounds like this on purpose, declare it "
+        f"{PASSES_WITH}{stated}, and so do similar launches. If the kernel rounds like this on purpose, declare it "
         "(docs/rounding.md). A bug with errors of this size is possible too."
     )
 

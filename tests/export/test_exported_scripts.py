@@ -277,7 +277,38 @@ def test_scripts_of_files_find_each_kind_of_failure(case: AttentionCase, scripts
     }
     assert {name for name, text in words.items() if text not in found[name][1]} == set()
     assert found["right_in_another_order"][1] == "Second call, a launch of the batch in reverse order\nright\n"
-    assert found["right_seen"][1] == "Only a memory checker sees this: as it was\nright\n"
+    assert found["right_seen"][1] == (
+        "Only a memory checker sees this: as it was\nThe outputs are right. That does not mean that the kernel is.\n"
+    )
+    assert "Its exit status does not tell whether the kernel is still wrong" in (scripts / "right_seen.py").read_text()
+    assert "It exits with 1 while the kernel is wrong" in (scripts / "right_range.py").read_text()
+
+
+def test_scripts_say_why_and_what_the_failure_needs(case: AttentionCase, scripts: Path, kernels: Path) -> None:
+    why = "window: query 0 of sequence 0 attends key 1"
+    save(scripts, "a", f"{kernels / 'torch_attention.py'}:poison_leaks", case, explanation=why)
+    found = counterexample.load(scripts / "a.json")
+    needing = msgspec.structs.replace(found, trigger=("sliding window", "at least 2 keys"))
+    (scripts / "a.json").write_bytes(msgspec.json.encode(needing))
+    export(scripts)
+    docstring = ast.get_docstring(ast.parse((scripts / "a.py").read_text())) or ""
+    assert f"\nWhy: {why}\nNeeds: sliding window, at least 2 keys\n" in docstring
+
+
+def test_script_says_what_is_missing(case: AttentionCase, scripts: Path, kernels: Path, tmp_path: Path) -> None:
+    """A checkout is found where it was, and else the script says what it needs."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    shutil.copy(TARGETS / "torch_attention.py", checkout / "in_a_checkout.py")
+    save(scripts, "a", f"{checkout}::in_a_checkout:unified_attention", case)
+    export(scripts)
+    assert results(scripts, kernels, "--device", "cpu")["a"] == (0, "right\n")
+    (checkout / "in_a_checkout.py").unlink()
+    done = subprocess.run([sys.executable, scripts / "a.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == (
+        f"cannot import in_a_checkout of {checkout}: ModuleNotFoundError: No module named 'in_a_checkout'"
+    )
 
 
 RETURNING = """

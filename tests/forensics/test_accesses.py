@@ -54,7 +54,8 @@ def test_an_element_in_words(name: str, offset: int, words: str, tensors: Attent
 def test_a_slot_behind_the_last_page(tensors: AttentionTensors) -> None:
     pages = tensors.value_cache.shape[0]
     words = element_words(seen(tensors.value_cache, pages * 8 * SLOT), tensors, CASE)
-    assert words == f"slot 0 of page {pages}, head 0, of the value cache, behind the last page"
+    where = f"slot 0 of page {pages}, head 0, of the value cache, behind the last page"
+    assert words == f"{where}, a number that dead entries of the block table hold"
 
 
 def test_a_view_of_a_tensor_is_that_tensor(tensors: AttentionTensors) -> None:
@@ -66,13 +67,13 @@ def test_a_view_of_a_tensor_is_that_tensor(tensors: AttentionTensors) -> None:
 def test_memory_of_the_target_has_no_words(tensors: AttentionTensors) -> None:
     scratch = seen(torch.zeros(4), 4)
     assert element_words(scratch, tensors, CASE) == ""
-    assert reason_of_access(scratch, tensors) == "address"
-    assert reason_of_access(scratch._replace(kind="race"), tensors) == "unwritten"
+    assert reason_of_access(scratch, tensors, CASE) == "address"
+    assert reason_of_access(scratch._replace(kind="race"), tensors, CASE) == "unwritten"
 
 
 @pytest.mark.parametrize(("name", "reason"), [("block_table", "page"), ("qq_bias", "bias"), ("query", "address")])
 def test_the_reason_follows_from_the_tensor(name: str, reason: str, tensors: AttentionTensors) -> None:
-    assert reason_of_access(seen(getattr(tensors, name), 0), tensors) == reason
+    assert reason_of_access(seen(getattr(tensors, name), 0), tensors, CASE) == reason
 
 
 def test_packed_keys_behind_the_last_token_are_behind_the_end() -> None:
@@ -80,5 +81,5 @@ def test_packed_keys_behind_the_last_token_are_behind_the_end() -> None:
     tensors = materialise(packed)
     assert tensors.new_values is not None
     behind = seen(tensors.new_values, tensors.new_values.shape[0] * tensors.new_values.stride(0))
-    assert reason_of_access(behind, tensors) == "tail"
+    assert reason_of_access(behind, tensors, CASE) == "tail"
     assert element_words(behind, tensors, packed) == "row 2 of the new values, which belongs to no token"

@@ -1,4 +1,4 @@
-"""Seeded bugs, each on a small failing case: the reason and the words that `explain` gives."""
+"""Seeded bugs, and bugs planted for `explain` only, each on a small failing case: its reason and its words."""
 
 import json
 import re
@@ -22,6 +22,8 @@ CASES = HERE / "seeded_bug_cases.json"
 TRUTH: dict[str, dict[str, Any]] = tomllib.loads((HERE / "explained_bugs.toml").read_text(encoding="utf-8"))
 QUICK = [bug for bug, entry in TRUTH.items() if entry.get("quick")]
 """One or two bugs for each kind of question; `make explanations` asks about all of them."""
+PLANTED: dict[str, dict[str, Any]] = tomllib.loads((HERE / "planted_bugs_explained.toml").read_text(encoding="utf-8"))
+"""Bugs planted without a look at the code of `explain`, in the order in which it got them wrong at first."""
 TOLD = 0.95
 """Share of the bugs in scope for which the key, row, head, factor or entry must be stated."""
 MAX_SECONDS = 5.0
@@ -30,10 +32,29 @@ MAX_SECONDS = 5.0
 @cache
 def explanations() -> dict[str, dict[str, Any]]:
     """Return what one process says of all quick bugs: the simulator is not the backend of this process."""
-    command = [sys.executable, str(HERE / "explaining_program.py"), str(CASES), *QUICK]
+    return rows_of(str(CASES), *QUICK)
+
+
+@cache
+def explanations_of_planted() -> dict[str, dict[str, Any]]:
+    """Return what another process says of all planted bugs."""
+    return rows_of(str(HERE / "planted_bug_cases.json"), "--tables", str(HERE / "planted"))
+
+
+def rows_of(*arguments: str) -> dict[str, dict[str, Any]]:
+    """Return what a process of the explaining program says of each bug."""
+    command = [sys.executable, str(HERE / "explaining_program.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return {row["bug"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_have_their_right_reason_and_words(bug: str) -> None:
+    row = explanations_of_planted()[bug]
+    assert row["reason"] in PLANTED[bug]["reasons"], row["words"]
+    assert re.search(PLANTED[bug]["words"], row["words"]), row["words"]
+    assert row["seconds"] < MAX_SECONDS
 
 
 @pytest.mark.parametrize("bug", QUICK)

@@ -17,10 +17,12 @@ from fuzz_attn.forensics.explanation import (
     Finding,
     Heatmap,
     Row,
+    cut_words,
     factor,
     keys,
     ranges,
     rows_of_case,
+    told_apart,
     without_numbers,
 )
 from fuzz_attn.report import explanation_text as report
@@ -43,7 +45,10 @@ def test_keys() -> None:
     assert (keys([4]), keys([4, 5, 6])) == ("key 4", "keys 4 to 6")
 
 
-@pytest.mark.parametrize(("number", "words"), [(1 / 448, "1/448"), (2.0, "2"), (-0.5, "1/-2"), (0.3, "0.3"), (0, "0")])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(1 / 448, "1/448"), (2.0, "2"), (-0.5, "-1/2"), (1.00003, "1.00003"), (0.9997, "0.9997"), (0.3, "0.3"), (0, "0")],
+)
 def test_factors(number: float, words: str) -> None:
     assert factor(number) == words
 
@@ -144,4 +149,32 @@ def test_the_heatmap_draws_bars_and_the_masks_edges() -> None:
 
 def test_a_sentence_names_the_larger_case() -> None:
     found = Explanation((Finding("tile", "query 0 misses key 64"),), longer="sequence 0: 75 in the cache before")
-    assert found.sentence == "tile: query 0 misses key 64 (in a larger case: sequence 0: 75 in the cache before)"
+    assert found.sentence == "tile: query 0 misses key 64 (in a larger case)"
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "words"),
+    [
+        ("query 0: A, or B 2", "query 7: B 1/2", "query 0: B 2"),
+        ("query 0: A", "query 7: A", "query 0: A"),
+        ("query 0: A, or B", "query 7: C", None),
+        ("no subject", "no subject", "no subject"),
+    ],
+)
+def test_another_case_tells_apart_what_a_vague_finding_leaves_open(own: str, other: str, words: str | None) -> None:
+    told = told_apart(Finding("sink", own, vague=True), Finding("scale", other))
+    assert told == (None if words is None else Finding("scale", words))
+    assert told_apart(Finding("sink", own, vague=True), Finding("scale", other, vague=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "right", "bits"),
+    [(0, 256, 8), (-43, 213, 8), (4464, 70000, 16), (5, 5, 0), (3, 4, 0), (-1, 2**32 - 1, 8)],
+)
+def test_numbers_that_are_others_with_fewer_bits(number: int, right: int, bits: int) -> None:
+    assert cut_words(number, right) == (f", which is page or slot {right} cut to {bits} bits" if bits else "")
+
+
+def test_the_cause_of_a_finding_stands_in_place_of_its_words() -> None:
+    finding = Finding("address", "loads element 3", vague=True, cause="out_of_bounds at k.py:3")
+    assert Explanation((finding,)).cause == "out_of_bounds at k.py:3"

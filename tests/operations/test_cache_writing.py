@@ -278,7 +278,7 @@ EXPLAINED: Final = {
     "by way of float16": "arithmetic: key_cache and value_cache: numbers are rounded to float16 on the way",
     "head 0 for all heads": "head mapping: value_cache: all heads hold head 0",
     "own scales are doubled": "scale: k_scale_cache and v_scale_cache: scales are 2 times what they must be",
-    "own scales for 128": "scale: k_scale_cache and v_scale_cache: scales are 0.9922 times what they must be",
+    "own scales for 128": "scale: k_scale_cache and v_scale_cache: scales are 0.99219 times what they must be",
     "own scales of keys for values": "address: v_scale_cache: it holds the numbers of k_scale_cache",
     "integers are cut": "arithmetic: key_cache and value_cache: numbers of token 1 in slot 4 are rounded wrongly",
     "keys for values": "address: value_cache: it holds the numbers of key_cache",

@@ -230,6 +230,12 @@ def test_a_signature_of_no_operation_is_refused_with_attentions_reason(tmp_path:
         load_target(f"{tmp_path / 'forms.py'}:other", None, None)
 
 
+def test_a_store_that_no_operation_takes_is_refused_with_the_reason_of_a_cache_write(tmp_path: Path) -> None:
+    (tmp_path / "forms.py").write_text("def store(key, value, key_cache, value_cache, slot_mapping, groups): ...\n")
+    with pytest.raises(TargetError, match=r"needs parameters that a cache write does not have: groups; state them"):
+        load_target(f"{tmp_path / 'forms.py'}:store", None, None)
+
+
 def test_a_logarithm_of_another_base_is_explained(tmp_path: Path) -> None:
     natural = MERGES.replace("total.log() / unit)", "total.log() / (unit if outputs.shape[-2] < 3 else 1.0))")
     target, _ = bound(natural, "returned", tmp_path)

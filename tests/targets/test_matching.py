@@ -186,6 +186,21 @@ def test_signature_tells_the_form_of_scales(annotation: str, form: str) -> None:
             {},
             "requires parameter 'workspace', which has no role; state it in a binding file, ",
         ),
+        (
+            "q, k_cache, v_cache, o, b_start_loc, b_seq_len, sm_scale, where",
+            {},
+            "[tensors] or [sizes]. No parameter has the role block_table or kv_indices or slot_table yet",
+        ),
+        (
+            "q, k_cache, v_cache, o, b_start_loc, b_seq_len, sm_scale, where=None",
+            {},
+            "state it in a binding file as [roles] where = 'block_table', of a parameter without a role: where",
+        ),
+        (
+            "q, k_cache, v_cache, o, b_start_loc, b_seq_len, sm_scale",
+            {},
+            "all of its parameters have other roles, so that a binding helps only if one of those is wrong",
+        ),
         (VARLEN + ", out=None", {}, "has two parameters for the role output: output and out; state one as [roles] out"),
         (
             "q, k_cache, v_cache, o, b_start_loc, b_seq_len, max_input_len, sm_scale",

@@ -47,7 +47,7 @@ BAD_SPECS = {
     ),
     f"{MISBEHAVING}:requires_unknown_argument": (
         "requires parameter 'workspace', which has no role; state it in a binding file, as [roles] workspace = ROLE, "
-        "or under [constants], [tensors] or [sizes]. Roles: query, output, "
+        "or under [constants], [tensors] or [sizes]. No parameter has the role "
     ),
 }
 

@@ -32,6 +32,7 @@ from fuzz_attn.engine.failures.reduction import (
     name_cause,
     restated,
     second_order,
+    shown_together,
 )
 from fuzz_attn.engine.failures.shard_protocol import Shard
 from fuzz_attn.engine.failures.triage import (
@@ -586,7 +587,7 @@ class FailureLives:
             self._here.check(failure)
         name_cause(failure, self)
         self.learn(self._shard.news())
-        earlier = self.known.same_as(failure)
+        earlier = self.known.same_as(failure) or shown_together(failure, self)
         if earlier is None:
             self.known.add(failure)
             self._end(failure, self._digest(failure))

@@ -37,7 +37,9 @@ from fuzz_attn.engine.failures.triage import (
     KnownFailures,
     class_of,
     failures_of,
+    has_cause,
     is_of_output,
+    may_be_together,
 )
 from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.orders import Answer, Order
@@ -507,17 +509,35 @@ def store_behind(failure: KnownFailure, launches: Launches) -> tuple[Order, Verd
     return (order, stores[0]) if order is not None and stores else None
 
 
+def shown_together(failure: KnownFailure, lives: Lives) -> KnownFailure | None:
+    """Return a known failure whose smallest case shows a new one too, and that the new one's smallest case shows.
+
+    One cause is often seen by several sanitizers, or by one and in the output.
+    """
+
+    def classes_of(of: KnownFailure) -> set[str]:
+        return {class_of(verdict) for verdict in failures_of(lives.judge(order_of(of.found), "shrink"))}
+
+    candidates = [known for known in lives.known if may_be_together(known, failure) and known.there == failure.there]
+    with contextlib.suppress(BudgetSpentInterrupt):
+        own = classes_of(failure) if candidates else set()
+        for known in candidates:
+            if known.failure_class in own and failure.failure_class in classes_of(known):
+                return known
+    return None
+
+
 def name_cause(failure: KnownFailure, launches: Launches) -> None:
-    """Let a confirmed wrong output name poison that reaches it, or a rounding, and say it in words, if time is left."""
+    """Let a confirmed failure say its cause in words, and a wrong output its poison or rounding, if time is left."""
     found = failure.found
-    if found.confirmation != "confirmed" or not is_of_output(failure.failure_class):
+    if found.confirmation != "confirmed" or not (is_of_output(failure.failure_class) or has_cause(found.verdict)):
         return
 
     def ask(order: Order) -> Answer:
         return launches.judge(order, "shrink")
 
     with contextlib.suppress(BudgetSpentInterrupt):
-        verdict = explained(ask, order_of(found), found.verdict)
+        verdict = found.verdict if has_cause(found.verdict) else explained(ask, order_of(found), found.verdict)
         failure.found = msgspec.structs.replace(found, verdict=verdict)
         verdict = in_words(ask, order_of(found), verdict)
         failure.found = msgspec.structs.replace(found, verdict=verdict)

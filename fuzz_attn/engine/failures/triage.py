@@ -64,8 +64,8 @@ def failures_of(answer: Answer) -> tuple[Verdict, ...]:
 
 
 def class_of(verdict: Verdict) -> str:
-    """Return the class of a failure, which stays the same while it is shrunk. It names one output of several."""
-    of = f" {verdict.output}" if verdict.output else ""
+    """Return the class of a failure, which stays the same while it is shrunk. It names an output beside attention's."""
+    of = f" {verdict.output}" if verdict.output not in ("", "out") else ""
     if verdict.kind in _OUTPUT_KINDS:
         return OUTPUT + of
     if verdict.kind in _SANITIZER_KINDS:
@@ -84,6 +84,11 @@ def is_of_output(failure_class: str) -> bool:
 def is_finding(verdict: Verdict) -> bool:
     """Return whether a verdict is an undefined access or number that a sanitizer or a guard band has found."""
     return verdict.kind in _SANITIZER_KINDS
+
+
+def has_cause(verdict: Verdict) -> bool:
+    """Return whether the cause of a failure that may leave the output right can be told: a wrong access or write."""
+    return is_finding(verdict) or verdict.kind == WRITTEN_OUTSIDE
 
 
 def has_place(failure_class: str) -> bool:
@@ -333,7 +338,30 @@ def _same_cause(one: KnownFailure, other: KnownFailure) -> bool:
     """Return whether two failures have the same cause in words, and neither needs features that the other lacks."""
     cause = one.found.verdict.cause
     needed, others = ({trait for trait in each.core if "{}" not in trait} for each in (one, other))
-    return bool(cause) and cause == other.found.verdict.cause and (needed <= others or others <= needed)
+    same = bool(cause) and cause == other.found.verdict.cause and (needed <= others or others <= needed)
+    return same and (not _PLACE.search(cause) or is_of_output(one.failure_class) == is_of_output(other.failure_class))
+
+
+_PLACE: Final = re.compile(r" at .+:\d+\Z")
+"""The end of a cause that is a sanitizer's finding."""
+
+
+def may_be_together(one: KnownFailure, other: KnownFailure) -> bool:
+    """Return whether two failures may be one bug that each of their cases shows in both ways.
+
+    They are findings of sanitizers, or one is and the other is a wrong output that was found to follow from it. What
+    needs no trait shows in every case: such findings must be of one kind in one kernel.
+    """
+    first, second = one.found.verdict, other.found.verdict
+    findings = [verdict for verdict in (first, second) if is_finding(verdict)]
+    logic = one.found.only_here == other.found.only_here
+    one_file = len(findings) == 2 and first.site.rpartition(":")[0] == second.site.rpartition(":")[0]
+    known = one.trigger is not None and other.trigger is not None and ((one.complete and other.complete) or one_file)
+    kinds = {verdict.message.partition(" at ")[0] for verdict in findings}
+    if len(kinds) > 1 and not (one.trigger or other.trigger):
+        return False
+    follows = bool(first.cause) and first.cause == second.cause
+    return logic and known and (len(findings) == 2 or (len(findings) == 1 and follows))
 
 
 def _same_smallest_case(one: KnownFailure, other: KnownFailure) -> bool:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.forensics.explanation import Explanation
 from fuzz_attn.oracle.verdict import Verdict, Weights
+
+SMALL: Final = 2.0
+"""An error below this many bounds that a rounding would explain is more likely that than a bug."""
 
 
 def explained(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) -> Verdict:
@@ -23,8 +27,15 @@ def explained(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) 
 
 
 def in_words(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) -> Verdict:
-    """Return a failure with what the kernel does wrong in a sentence, and weights that show it, if they can be told."""
-    explanation = judge(msgspec.structs.replace(order, forensics=True)).explanation
+    """Return a failure with what the kernel does wrong in a sentence, and weights that show it, if they can be told.
+
+    Small errors that one rounding would explain are said to be that, perhaps.
+    """
+    rounding = verdict.rounding
+    if rounding and verdict.ratio is not None and verdict.ratio < SMALL:
+        words = f"undeclared rounding? It passes with {rounding}, and is {verdict.ratio:.3g} bounds off without"
+        return msgspec.structs.replace(verdict, explanation=words, cause=f"undeclared {rounding}")
+    explanation = judge(msgspec.structs.replace(order, forensics=True, site=verdict.site)).explanation
     if explanation is None:
         return verdict
     verdict = msgspec.structs.replace(verdict, weights=weights_of(explanation))

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import torch
+from msgspec.structs import replace
 
-from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, factor, ranges
+from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason, factor, ranges
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.operations.cache_write.write_experiment import NAMES, WriteExperiment, parts_of, stored
@@ -76,8 +77,31 @@ def explain(experiment: Experiment) -> Explanation:
         for reason, words in _findings(_cache(experiment, tensors, name), experiment, tensors):
             found.setdefault((reason, words), []).append(name)
     findings = [Finding(reason, f"{' and '.join(names)}: {words}") for (reason, words), names in found.items()]
-    findings = findings or [Finding("address", each.message) for each in experiment.first.observations[:1]]
+    seen = [Finding("address", each.message) for each in experiment.first.observations[:1]]
+    stray = bool(seen) and all(finding.reason in ("address", "unwritten") for finding in findings)
+    if stray or not findings:
+        findings = [_without_features(found, experiment) for found in (seen or findings)[:1]] + findings[not seen :]
     return _of(findings or [Finding("unknown", "no typical mistake gives these caches")])
+
+
+def _without_features(finding: Finding, experiment: WriteExperiment) -> Finding:
+    """Return a finding of wrong places with the feature of the case without which it passes."""
+    changes = (
+        ("skipped", False, "without skipped tokens", "a token without a slot is written, or another one is skipped"),
+        ("value_gap", 0, "where both caches have the same strides", "those of keys are used for values"),
+        ("heads_first", False, "where heads follow places in a page", "strides of the caches are assumed"),
+        ("head_gap", 0, "where heads are next to each other", "strides of the caches are assumed"),
+        ("fused", False, "without fused rows", "strides of the new keys or values are assumed"),
+        ("far", False, "without pages beyond 2^31 elements", "offsets are computed in 32 bits"),
+    )
+    case = experiment.case
+    for name, value, words, why in changes:
+        if getattr(case, name) != value:
+            other = WriteExperiment(replace(case, **{name: value}), experiment.target, experiment.backend)
+            launch = other.first
+            if not (launch.error or launch.observations) and judge(launch.tensors, other.reference).passed:
+                return Finding(finding.reason, f"{finding.words}; right {words}: {why}")
+    return finding
 
 
 def _of(findings: list[Finding]) -> Explanation:
@@ -97,10 +121,14 @@ def _findings(cache: Cache, experiment: WriteExperiment, tensors: WriteTensors) 
     """Yield what is wrong in one cache: a mistake that gives all of it, else wrong slots."""
     launched, known = experiment.first.tensors, experiment.reference[cache.name]
     if not judge(launched, {cache.name: known}).passed:
-        for reason, words, expected in _mistakes(cache.name, tensors):
-            if judge(launched, {cache.name: _like(expected, tensors, cache.name)}).passed:
-                yield reason, words
-                return
+        fitting = [
+            (reason, words)
+            for reason, words, expected in _mistakes(cache.name, tensors)
+            if judge(launched, {cache.name: _like(expected, tensors, cache.name)}).passed
+        ]
+        if fitting:
+            yield fitting[0][0], OR.join(words for _, words in fitting)
+            return
         dtype = launched.outputs[cache.name].tensor.dtype
         if words := _of_scales(cache) if cache.name in NAMES else _of_limit(cache, dtype):
             yield "scale", words

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from fuzz_attn.forensics.explanation import Explanation, Finding, Reason
+from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason
 from fuzz_attn.operations.merge_states.state_experiment import StateExperiment, merge
 from fuzz_attn.operations.merge_states.state_tensors import EMPTY, StateTensors
 from fuzz_attn.oracle.comparison import judge
@@ -43,12 +43,15 @@ def explain(experiment: Experiment) -> Explanation:
     wrong = {name for name in right if not judge(experiment.first.tensors, {name: right[name]}).passed}
     if not wrong:
         return _unknown("the outputs of this launch are right")
-    for mistake in _mistakes(tensors, right):
-        given = {name: mistake.reference[name] for name in wrong}
-        if judge(experiment.first.tensors, given).passed:
-            return Explanation(
-                (Finding(mistake.reason, f"{' and '.join(sorted(wrong))}: {mistake.words}"),), launches=1
-            )
+    found = [
+        mistake
+        for mistake in _mistakes(tensors, right)
+        if judge(experiment.first.tensors, {name: mistake.reference[name] for name in wrong}).passed
+    ]
+    if found:
+        words = OR.join(dict.fromkeys(mistake.words for mistake in found))
+        finding = Finding(found[0].reason, f"{' and '.join(sorted(wrong))}: {words}", vague=len(found) > 1)
+        return Explanation((finding,), launches=1)
     if reads_empty_states(experiment):
         words = f"{' and '.join(sorted(wrong))}: outputs of states without a key are read"
         return Explanation((Finding("address", words),), launches=2)
@@ -102,9 +105,16 @@ def _of_weights(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
     total = (logarithm * math.log(tensors.base)).exp()
     yield Mistake("denominator", "it is not divided by the sum of the weights", _with(right, out=_scaled(right, total)))
     yield Mistake("denominator", "it is the largest LSE, without the sum of the weights", _with(right, lse=top))
+    alone = _with(right, lse=(lse - top).masked_fill(top == EMPTY, EMPTY))
+    yield Mistake("denominator", "it lacks the largest LSE, which was subtracted", alone)
     own, other, factor = ("2", "e", _LN2) if tensors.base == 2.0 else ("e", "2", 1.0 / _LN2)
     yield Mistake("scale", f"its logarithm has base {other}", _with(right, lse=top + logarithm * factor))
     yield Mistake("scale", f"it is the logarithm of base {other}, not {own}", _with(right, lse=lse * factor))
+    wrong_base = merge(dataclasses.replace(tensors, base=2.0 if other == "2" else math.e))
+    power = top + (wrong_base["lse"].value - top).nan_to_num(0.0) * (1.0 / factor)
+    yield Mistake(
+        "scale", f"weights are powers of {other}, not of {own}", _with(right, out=wrong_base["out"].value, lse=power)
+    )
     never_empty = lse.masked_fill(lse == EMPTY, 0.0)
     yield Mistake("denominator", "it is 0 and not -inf without any key", _with(right, lse=never_empty))
 

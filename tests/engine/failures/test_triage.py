@@ -12,7 +12,14 @@ from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Elsewhere, environment_of
-from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures, does_without, is_same, merged
+from fuzz_attn.engine.failures.triage import (
+    KnownFailure,
+    KnownFailures,
+    does_without,
+    is_same,
+    may_be_together,
+    merged,
+)
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.oracle.verdict import Kind, Verdict
 
@@ -252,3 +259,30 @@ EMPTY = ("sequences without query tokens",)
 )
 def test_two_lines_of_one_smallest_case_are_one_bug(one: KnownFailure, other: KnownFailure, same: bool) -> None:
     assert is_same(one, other) is is_same(other, one) is same
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        (found_at("k.py:3", EMPTY), found_at("k.py:9", ("sinks",)), True),
+        (found_at("k.py:3", ()), found_at("k.py:9", ()), True),
+        (found_at("k.py:3", EMPTY), found_at("k.py:9", EMPTY, complete=False), True),
+        (found_at("k.py:3", EMPTY), found_at("other.py:9", EMPTY, complete=False), False),
+        (found_at("k.py:3", EMPTY), caused("out_of_bounds at k.py:3", EMPTY), False),
+        (caused("page: reads a page", ()), caused("page: reads a page", ()), False),
+    ],
+)
+def test_only_findings_and_what_follows_from_them_may_be_one_bug_by_their_cases(
+    one: KnownFailure, other: KnownFailure, together: bool
+) -> None:
+    assert may_be_together(one, other) is may_be_together(other, one) is together
+
+
+def test_a_place_is_the_cause_of_outputs_only() -> None:
+    """A finding elsewhere is that bug if each of their cases shows it, and a wrong output may follow from several."""
+    cause = "out_of_bounds at k.py:3"
+    assert is_same(caused(cause, ()), caused(cause, ("sinks",), "lse"))
+    line = found_at("k.py:9", ())
+    line.found = msgspec.structs.replace(line.found, verdict=msgspec.structs.replace(line.found.verdict, cause=cause))
+    assert not is_same(line, caused(cause, ()))
+    assert may_be_together(line, caused(cause, ()))
