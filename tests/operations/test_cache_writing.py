@@ -57,6 +57,8 @@ BUGS: Final = {
     "clamped to the limit of e4m3": ("LIMIT=torch.finfo(key_cache.dtype).max", "LIMIT=torch.finfo(FP8_DTYPES[0]).max"),
     "32-bit offsets": ("key_to = key_cache_ptr + page * key_cache_stride_page",
                        "key_to = key_cache_ptr + page.to(tl.int32) * key_cache_stride_page"),
+    "32-bit offsets of keys": ("token * key_stride_token", "token.to(tl.int32) * key_stride_token"),
+    "32-bit offsets of heads": ("head * value_cache_stride_head", "head.to(tl.int32) * value_cache_stride_head"),
     "by way of float16": ("numbers = values.to(tl.float32)\n    if LIMIT",
                           "numbers = values.to(tl.float16).to(tl.float32)\n    if LIMIT"),
     "head 0 for all heads": ("head * value_stride_head", "head * 0"),

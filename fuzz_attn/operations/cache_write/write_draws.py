@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from hypothesis import strategies as st
 
@@ -12,11 +12,12 @@ from fuzz_attn.operations.cache_write.write_case import (
     LARGEST_NUMBER,
     MOST_ELEMENTS,
     OWN_SCALES,
+    WriteAxis,
     WriteCase,
     WriteDomain,
     WriteKey,
 )
-from fuzz_attn.operations.small.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS
+from fuzz_attn.operations.small.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, far_axes, with_far_axes
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 
 _TOKENS: Final = sampled_from((1, 2, 3, 5, 8, 16, 17, 33))
@@ -27,6 +28,7 @@ _SMALL: Final = (1.0, 1.0, 16.0, 0.02)
 _LARGE: Final = (500.0, 1e5)
 _MAGNITUDES: Final = (1.0, 1.0, 1e-6, 300.0)
 _BEYOND: Final = (1e5,)
+_FAR_AXES: Final = far_axes(get_args(WriteAxis))
 _SELDOM: Final = sampled_from((False,) * 15 + (True,))
 FAR_PAGES: Final = 2
 """Spare pages of a far cache at least: with three pages, strides are below 2^31 and offsets are not."""
@@ -51,7 +53,8 @@ def write_cases(draw: st.DrawFn, domain: WriteDomain, keys: tuple[WriteKey, ...]
     pages = -(-tokens // key.page_size) + spare
     if pages * key.page_size * heads * (key.head_size + gap + value_gap) > MOST_ELEMENTS:
         heads = 1
-    return WriteCase(
+    names = draw(_FAR_AXES) if domain.allows("far_axes") else ()
+    case = WriteCase(
         num_tokens=tokens,
         num_heads=heads,
         head_size=key.head_size,
@@ -72,6 +75,7 @@ def write_cases(draw: st.DrawFn, domain: WriteDomain, keys: tuple[WriteKey, ...]
         far=far,
         seed=draw(SEEDS),
     )
+    return with_far_axes(case, names)
 
 
 @composite

@@ -31,12 +31,6 @@ class WriteExperiment(SmallExperiment):
         return replace(case, seed=case.seed ^ 1, magnitude=1.0)
 
     @cached_property
-    def place(self) -> str:
-        """The device of the tensors that are judged; far caches have addresses on the backend's only."""
-        place: str = super().place
-        return self.backend.device if self.case.far else place
-
-    @cached_property
     def reference(self) -> Reference:
         """The oracle's answers to the first launch, computed from the inputs as the launch left them."""
         return write(self.left)

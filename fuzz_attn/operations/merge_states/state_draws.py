@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
 from hypothesis import strategies as st
 
 from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.recipes import SlotPoison
-from fuzz_attn.operations.merge_states.state_case import MOST_ELEMENTS, StateCase, StateDomain, StateKey
-from fuzz_attn.operations.small.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS
+from fuzz_attn.operations.merge_states.state_case import MOST_ELEMENTS, StateAxis, StateCase, StateDomain, StateKey
+from fuzz_attn.operations.small.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, far_axes, with_far_axes
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 
 _STATES: Final = (2, 1, 3, 4, 5, 7, 8, 9, 16, 17, 33, 64)
@@ -19,6 +19,7 @@ _SPREADS: Final = sampled_from((1.0, 0.0, 0.1, 5.0, 20.0, 100.0))
 _ZERO: Final[SlotPoison] = "zero"
 _POISONED: Final[tuple[SlotPoison, ...]] = ("zero", "nan", "nan", "inf", "huge")
 _POISONS: Final = sampled_from(_POISONED)
+_FAR_AXES: Final = far_axes(get_args(StateAxis))
 
 
 @composite
@@ -36,7 +37,8 @@ def state_cases(draw: st.DrawFn, domain: StateDomain, keys: tuple[StateKey, ...]
     poison = poison if poison in domain.empty_outputs else _ZERO
     if states * tokens * heads * (key.head_size + gap) > MOST_ELEMENTS:
         tokens = 1
-    return StateCase(
+    far = draw(_FAR_AXES) if domain.allows("far_axes") else ()
+    case = StateCase(
         num_states=states,
         num_tokens=tokens,
         num_heads=heads,
@@ -52,3 +54,4 @@ def state_cases(draw: st.DrawFn, domain: StateDomain, keys: tuple[StateKey, ...]
         padded_tokens=padded,
         seed=draw(SEEDS),
     )
+    return with_far_axes(case, far)

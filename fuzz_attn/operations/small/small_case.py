@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fuzz_attn.case.aspects import Aspect
 from fuzz_attn.errors import DomainError
+
+FAR_AXES: Final = "far_axes"
+"""The field of a case with the axes along which tensors span 2^31 elements, ``tensor_axis`` each, and its feature."""
+MOST_FAR_ELEMENTS: Final = 2**22
+"""Elements of a tensor times the indices of its far axis, each of which has memory of its own."""
+MOST_FAR: Final = 256
+"""Indices of a far axis at most; with more, no stride would be that of a far axis."""
 
 
 class SmallDomain(Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,9 +85,42 @@ class Fields:
         return getattr(self._plain, name)
 
 
-def when(words: str, holds: Callable[[Any], bool], **plain: Any) -> Aspect:
-    """Return a trait that a case loses with some fields."""
-    return Aspect(words, holds, lambda case, on: case if on else replace(case, **plain))
+def far_aspect(most: int) -> Aspect:
+    """Return the aspect of the far axes of a case, of which there are at most so many; the shrinker drops each."""
+    smaller = tuple(partial(_nearer, place=place) for place in range(most))
+    return when("elements far apart", lambda case: bool(case.far_axes), smaller, far_axes=())
+
+
+def _nearer(case: Any, *, place: int) -> Any:
+    return replace(case, far_axes=case.far_axes[:place] + case.far_axes[place + 1 :])
+
+
+def why_not_far(names: Iterable[str], lengths: Mapping[str, int], num_elements: int) -> str:
+    """Return why tensors cannot be far along these axes, or an empty string where they can.
+
+    ``lengths`` are the used indices of each axis.
+    """
+    tensors = [name.rpartition("_")[0] for name in names]
+    if len(set(tensors)) < len(tensors):
+        return f"far_axes={tuple(names)} must name one axis of each tensor"
+    for name in names:
+        if lengths[name] > MOST_FAR:
+            return f"far_axes contains {name!r}, which has {lengths[name]} indices, more than {MOST_FAR}"
+        if lengths[name] * num_elements > MOST_FAR_ELEMENTS:
+            return f"far_axes contains {name!r}, which would need memory for {lengths[name] * num_elements} elements"
+    return ""
+
+
+def far_words(names: Iterable[str]) -> list[str]:
+    """Return far axes in words."""
+    return [f"{axis}s of {tensor} spread over 2^31 elements" for tensor, _, axis in (n.rpartition("_") for n in names)]
+
+
+def when(
+    words: str, holds: Callable[[Any], bool], smaller: tuple[Callable[[Any], Any], ...] = (), **plain: Any
+) -> Aspect:
+    """Return a trait that a case loses with some fields; the shrinker also tries the changes ``smaller``."""
+    return Aspect(words, holds, lambda case, on: case if on else replace(case, **plain), smaller=smaller)
 
 
 def _with(case: Any, value: Any, *, name: str) -> Any:
