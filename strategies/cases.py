@@ -49,7 +49,12 @@ _SEEDS = sampled_from(range(2**12))
 _DENSE = Strides()
 _USUAL = CallForm()
 _OFFSETS = sampled_from((0,) * 38 + LARGE_OFFSETS)
-_FAR = {(family, inner): far_axes(family, inner_strides=inner) for family in FAMILIES for inner in (False, True)}
+_FAR = {
+    (family, inner, lse): far_axes(family, inner_strides=inner, lse=lse)
+    for family in FAMILIES
+    for inner in (False, True)
+    for lse in (False, True)
+}
 
 
 class FeaturesLeft:
@@ -125,7 +130,7 @@ def _cases(
         layout = _in_pieces(form.strides if form else draw(strides), variant.key_piece, heads.head_size)
     far: tuple[FarAxis, ...] = ()
     if left.allows("far_axes") and left.allows("strides"):
-        far = draw(_FAR[key.family, left.allows("inner_strides")])
+        far = draw(_FAR[key.family, left.allows("inner_strides"), key.has("lse")])
     left.note("far_axes", bool(far))
     left.note("strides", bool(far) or layout != _DENSE)
     offset = draw(_OFFSETS) if left.allows("large_offsets") else 0

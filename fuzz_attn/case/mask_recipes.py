@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, Literal, TypeAlias
 
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.case.plain import Count, Positive, counted
+from fuzz_attn.case.plain import Positive, Window, counted
 from fuzz_attn.case.recipes import Recipe
 
 MaskKind: TypeAlias = Literal["causal", "top_left", "full", "lookahead", "chunks", "custom", "custom_alone"]
@@ -47,7 +47,7 @@ class Full(_Mask, frozen=True, tag="full"):
 class Lookahead(_Mask, frozen=True, tag="lookahead"):
     """The number of keys behind its own that a row sees; with a sliding window this is a two-sided window."""
 
-    keys: Count = 1
+    keys: Window = 1
 
     def words(self) -> str:
         """Return the mask in words."""

@@ -37,7 +37,8 @@ Claim: TypeAlias = Literal["", "same value", "same output"]
 class Spot(Plain, frozen=True):
     """Changes on one source line: ``operation#ordinal/change`` each, as in a mutant's name.
 
-    ``source`` is the whole line in ``file`` below kernels/, or ``kernels/`` and its name for one directly in there; ``kernels`` are the launched kernels, none for any.
+    ``source`` is the whole line in ``file`` below kernels/; the name of a file directly in there begins with
+    ``kernels/``. ``kernels`` are the launched kernels, none for any.
     """
 
     file: str

@@ -139,7 +139,12 @@ def test_kernels_of_both_launches_of_a_relation_are_changed() -> None:
 
 
 def test_changes_of_a_kernel_without_queries_are_found(tmp_path: Path) -> None:
-    wanted = {"target": "merge_states", "only": ("merge_states.py:60/arith.subf#0", "merge_states.py:60/math.exp#0"), "max_cases": 40, "rules": True}
+    wanted = {
+        "target": "merge_states",
+        "only": ("merge_states.py:60/arith.subf#0", "merge_states.py:60/math.exp#0"),
+        "max_cases": 40,
+        "rules": True,
+    }
     done = audit(request(tmp_path, **wanted), Console(quiet=True))
     assert len(done.outcomes) > 3
     assert {outcome.state for outcome in done.outcomes} == {"killed"}

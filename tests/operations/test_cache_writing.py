@@ -68,6 +68,7 @@ BUGS: Final = {
     "own scales for 128": ("tl.max(tl.abs(numbers), 0) / LIMIT", "tl.max(tl.abs(numbers), 0) / 128.0"),
     "columns behind the head widen the range": ("key_stride_head + columns, mask=mask, other=0.0)",
                                                 "key_stride_head + columns, mask=mask, other=99.0)"),
+    "a row of zeros is divided by its scale": ("tl.where(scale > 0.0, scale, 1.0)", "scale"),
     "integers are cut": ("tl.floor(quotient + 0.5)", "quotient"),
     "integers are rounded down": ("tl.floor(quotient + 0.5)", "tl.floor(quotient)"),
     "own scales of keys for values": ("tl.store(value_scale_to + head * v_scale_cache_stride_head, value_scale,",

@@ -251,6 +251,20 @@ def test_a_case_is_not_far_along_axes_that_it_does_not_have() -> None:
         WriteCase(200, 8, 128, far_axes=("key_token",))
 
 
+@pytest.mark.parametrize("stored_as", ["int8_token_head", "float8_e4m3fn_token_head"])
+def test_a_row_of_zeros_holds_zeros_whatever_its_scale_is(stored_as: StoredType) -> None:
+    case = WriteCase(8, 4, stored_as=stored_as, zero_rows=True, seed=2)
+    tensors = materialise(case)
+    zeros = (tensors.key == 0).all(-1)
+    assert zeros[0, 0]
+    assert 0.1 < zeros.float().mean() < 0.5
+    keys, scales = (write(tensors)[name] for name in ("key_cache", "k_scale_cache"))
+    assert keys.judged.all()
+    assert (keys.value[zeros] == 0).all()
+    assert (keys.bound[zeros] < 1.0).all()
+    assert torch.equal(scales.judged.expand_as(zeros), ~zeros)
+
+
 def test_the_reverse_order_moves_tokens_with_their_slots() -> None:
     case = WriteCase(num_tokens=7, shuffled=True, skipped=True, padded_tokens=2, seed=5)
     one, other = materialise(case), materialise(case, reverse=True)

@@ -128,12 +128,13 @@ class WriteKey(Plain, frozen=True):
 class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     """The input of one write; raises ``CaseError`` for sizes that are too large.
 
-    New numbers are normal numbers times ``magnitude``. Token i goes into slot i, or into any with ``shuffled``; with
-    ``skipped`` a third of the tokens go nowhere, the first among them. ``spare_pages`` pages are more than the tokens
-    need. ``heads_first`` swaps places and heads in the memory of a page. ``head_gap`` elements of poison lie between
-    heads of both caches, ``value_gap`` more in that of values. With ``fused``, keys and values are columns of one
-    tensor that begins with queries. ``padded_tokens`` rows of keys and values belong to no token. With ``far``, the
-    last page lies 2^31 elements behind the first. So do the last indices of ``far_axes``, at most one of each tensor.
+    New numbers are normal numbers times ``magnitude``; with ``zero_rows``, a quarter of the tokens and heads have only
+    zeros, the first among them. Token i goes into slot i, or into any with ``shuffled``; with ``skipped`` a third of
+    the tokens go nowhere, the first among them. ``spare_pages`` pages are more than the tokens need. ``heads_first``
+    swaps places and heads in the memory of a page. ``head_gap`` elements of poison lie between heads of both caches,
+    ``value_gap`` more in that of values. With ``fused``, keys and values are columns of one tensor that begins with
+    queries. ``padded_tokens`` rows of keys and values belong to no token. With ``far``, the last page lies 2^31
+    elements behind the first. So do the last indices of ``far_axes``, at most one of each tensor.
     """
 
     num_tokens: Size = 1
@@ -156,6 +157,7 @@ class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     far: bool = False
     seed: Seed = 0
     far_axes: tuple[WriteAxis, ...] = ()
+    zero_rows: bool = False
 
     def __post_init__(self) -> None:
         """Check the sizes; msgspec turns the error into one that names the place in the file."""
@@ -324,6 +326,8 @@ def described(case: WriteCase) -> list[tuple[str, str]]:
         *(["pages that span 2^31 elements"] if case.far else []),
         *far_words(case.far_axes),
     ]
+    if case.zero_rows:
+        lines.append(("zeros", "all numbers of some tokens and heads"))
     return [*lines, ("memory", ", ".join(memory))] if memory else lines
 
 
@@ -355,6 +359,7 @@ ODDITIES: Final = (
     _field("a scale of keys", "k_scale", tried=_TRIED_SCALES),
     _field("a scale of values", "v_scale", tried=_TRIED_SCALES),
     _field("numbers of another magnitude", "magnitude", tried=(16.0, 1024.0)),
+    _field("rows of zeros", "zero_rows"),
     _field("seed", "seed", tried=(0, 1, 2, 3), trait=False),
 )
 KINDS: Final = (

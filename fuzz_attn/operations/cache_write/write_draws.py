@@ -54,6 +54,7 @@ def write_cases(draw: st.DrawFn, domain: WriteDomain, keys: tuple[WriteKey, ...]
     if pages * key.page_size * heads * (key.head_size + gap + value_gap) > MOST_ELEMENTS:
         heads = 1
     names = draw(_FAR_AXES) if domain.allows("far_axes") else ()
+    zero_rows = draw(RARELY)
     case = WriteCase(
         num_tokens=tokens,
         num_heads=heads,
@@ -74,6 +75,7 @@ def write_cases(draw: st.DrawFn, domain: WriteDomain, keys: tuple[WriteKey, ...]
         padded_tokens=padded,
         far=far,
         seed=draw(SEEDS),
+        zero_rows=zero_rows,
     )
     return with_far_axes(case, names)
 

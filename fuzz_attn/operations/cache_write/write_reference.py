@@ -11,7 +11,7 @@ two fp8 numbers, two right results. No term is a tolerance.
 With a scale for each token and head, the scale is the largest magnitude of the row divided by the limit of the cache,
 so it loses at most as much as a quotient. A quotient with it loses that much once more. An int8 cache holds the nearest
 integer, of which a sum with 0.5 may lose one unit more. Rows with a scale below ``LEAST_SCALE`` are not judged: kernels
-keep their scales above some small number, each above its own.
+keep their scales above some small number, each above its own. A row of zeros holds zeros whatever its scale is.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def _with_own_scale(new: torch.Tensor, dtype: torch.dtype, *, of_scale: bool) ->
     judged = scale >= LEAST_SCALE
     if of_scale:
         return Expected(scale, scale * QUOTIENT + FLUSHED, judged)
+    judged |= scale == 0.0
     exact = new / scale.masked_fill(scale == 0.0, 1.0)[..., None]
     error = exact.abs() * ((1.0 + QUOTIENT) * (1.0 + QUOTIENT) / (1.0 - QUOTIENT) - 1.0) + FLUSHED
     if is_fp8_dtype(dtype):

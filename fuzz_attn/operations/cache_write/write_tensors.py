@@ -20,7 +20,7 @@ from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_dtype
 from fuzz_attn.operations.cache_write.write_case import QUERY_HEADS, SCALE_CACHES, CacheType, StoredType, WriteCase
 from fuzz_attn.operations.small.small_tensors import with_far_axis
 
-_KEYS, _VALUES, _SLOTS, _SKIPPED = 65, 66, 67, 68
+_KEYS, _VALUES, _SLOTS, _SKIPPED, _ZEROS = 65, 66, 67, 68, 69
 """The streams of random numbers."""
 NOWHERE: Final = -1
 """The slot of a skipped token."""
@@ -121,6 +121,10 @@ def _numbers(case: WriteCase, stream: int) -> npt.NDArray[Any]:
     """Return the bits of new keys or values, ``[num_tokens and padded rows, num_heads, head_size]``."""
     shape = case.num_tokens + case.padded_tokens, case.num_heads, case.head_size
     normals = Stream(case.seed, stream).normals(*shape)
+    if case.zero_rows:
+        zeros = Stream(case.seed ^ stream, _ZEROS).below(4, *shape[:2]) == 0
+        zeros[0, 0] = True
+        normals[zeros] = 0.0
     return rounded(np.float32(case.magnitude) * normals, case.dtype)
 
 

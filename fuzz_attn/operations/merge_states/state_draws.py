@@ -14,7 +14,7 @@ from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 
 _STATES: Final = (2, 1, 3, 4, 5, 7, 8, 9, 16, 17, 33, 64)
 _TOKENS: Final = sampled_from((1, 2, 3, 5, 8, 17, 33))
-_OFFSETS: Final = sampled_from((0.0, 1.0, -5.0, 30.0, 100.0, -100.0, 1000.0, -1000.0))
+_OFFSETS: Final = sampled_from((0.0, 1.0, -5.0, 30.0, 100.0, -100.0, 1000.0, -1000.0, -1e4))
 _SPREADS: Final = sampled_from((1.0, 0.0, 0.1, 5.0, 20.0, 100.0))
 _ZERO: Final[SlotPoison] = "zero"
 _POISONED: Final[tuple[SlotPoison, ...]] = ("zero", "nan", "nan", "inf", "huge")
