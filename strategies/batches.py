@@ -16,6 +16,7 @@ from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.strategies.sampling.budgets import (
     CHUNK_TIMES,
+    COSTLY_PRODUCTS,
     CROWD_TOKENS,
     LONG_CACHE_ELEMENTS,
     MAX_TIMES,
@@ -25,6 +26,7 @@ from fuzz_attn.strategies.sampling.budgets import (
     MOST_TIMES,
     MOST_TOKENS,
     RARE_TOKENS,
+    SHELF_ELEMENTS,
     SURGE_PRODUCTS,
     SURGE_TOKENS,
     Budget,
@@ -38,13 +40,14 @@ from fuzz_attn.strategies.serving import may_serve, serving_batches
 
 Kind: TypeAlias = Literal[
     "prefill", "decode", "mixed", "crowd", "long", "prompt", "many", "horde", "chunk", "surge", "vast", "convoy",
-    "endless", "flood",
+    "endless", "flood", "shelf",
 ]  # fmt: skip
 """Chunks without a context; one new token each; both, and chunks with a context; many tiny sequences; one long context;
 a prompt of several tiles, each fully visible to some rows and invisible to others. Six kinds are rare: hundreds of
 sequences, of one token or of several; a chunk of hundreds of tokens, some of them on a long context; more than a
 thousand tokens of one sequence; thousands of keys; the same among tiny sequences. Two are very rare, as they take long:
-up to 131,072 keys (2,048 tiles), and thousands of query tokens in many heads."""
+up to 131,072 keys (2,048 tiles), and thousands of query tokens in many heads. On a shelf, a sequence without new tokens
+has as many keys: that costs little, and all that follows has large numbers of pages, slots and rows."""
 
 
 class _Size(NamedTuple):
@@ -63,11 +66,12 @@ _SIZES: Final[dict[Kind, _Size]] = {
     "many": _Size(MOST_TIMES, CROWD_TOKENS, LONG_CACHE_ELEMENTS, SURGE_PRODUCTS),
     "horde": _Size(MOST_TIMES, CROWD_TOKENS, LONG_CACHE_ELEMENTS, SURGE_PRODUCTS),
     "chunk": _Size(CHUNK_TIMES, RARE_TOKENS),
-    "surge": _Size(MOST_TIMES, MOST_TOKENS, products=SURGE_PRODUCTS),
+    "surge": _Size(MOST_TIMES, MOST_TOKENS, products=COSTLY_PRODUCTS),
     "vast": _Size(MOST_TIMES, cached=LONG_CACHE_ELEMENTS),
     "convoy": _Size(MOST_TIMES, cached=LONG_CACHE_ELEMENTS),
     "endless": _Size(MOST_TIMES),
     "flood": _Size(MOST_TIMES, MOST_TOKENS),
+    "shelf": _Size(MOST_TIMES, cached=SHELF_ELEMENTS),
 }
 MAX_CROWD, MAX_HORDE, MAX_MANY = 40, 200, 1100
 _COUNTS = sorted({64, 300, 400, 700, *around(100, 128, 256, 512, 1000, 1024), MAX_MANY})
@@ -83,6 +87,9 @@ VAST_KEYS = sorted((*around(2**11), 3000, *around(2**12), 5000, 6000, 7000, *LON
 """The longest are repeated, because few cases can afford them."""
 DEEP = (1_000, 1_024, 1_100, 1_500, 2_047, 2_048, 2_049, 3_000, 4_096, 6_000)
 """Contexts of chunks of a prompt, beside short ones."""
+PAGES_OF_LONG = (128, 256, 512, 1024)
+MANY_SEGMENTS, MOST_OF_LONG, MANY_MERGED = 16, 4_200, 4
+"""More segments get sequences of as many tiles, and small pages get tables of many columns, up to so many keys."""
 PAGES_OF_VAST = (1024, 4096)
 """Pages of a sequence around which vast batches have lengths too."""
 ENDLESS_KEYS = sorted((10_000, 2**14, 20_000, *around(2**15), *(50_000, *around(2**16), 100_000, 2**17 - 1, 2**17) * 4))
@@ -91,7 +98,7 @@ FLOODS = sorted((500, 700, *(1_000, *around(2**10), 1_500) * 2, *(*around(2**11)
 SURGES = sorted(
     (
         *(384, 385, 400, 450, 511, 512, 513, 600, 700, 850, 1_000),
-        *(*around(2**10), 1_030, 1_100) * 3,
+        *(*around(2**10), 1_025, 1_030, 1_100, 1_200) * 4,
         *(1_300, 1_700, *around(2**11)),
     )
 )
@@ -99,10 +106,27 @@ CHUNKS = (64, 65, 100, 127, 128, 129, 160, 191, 192, 193, 255, 256, 257, 300)
 COMMON = 60
 """How much more the weight of a usual kind counts than that of a rare one. A very rare kind has the weight 1: such a
 case may take as long as 50 others."""
-RARE: Final[dict[Kind, int]] = {"many": 16, "horde": 6, "chunk": 14, "surge": 40, "vast": 14, "convoy": 5}
+RARE: Final[dict[Kind, int]] = {
+    "many": 40,
+    "horde": 8,
+    "chunk": 50,
+    "surge": 120,
+    "vast": 22,
+    "convoy": 8,
+    "shelf": 26,
+}
 """The weights of rare kinds."""
-SURGE_WEIGHTS = ((SURGE_TOKENS, RARE["surge"]), (385, 16))
-"""Few cases can afford more than a thousand tokens, several a few hundred."""
+SURGE_WEIGHTS = (
+    (SURGE_TOKENS, SURGE_PRODUCTS, RARE["surge"]),
+    (SURGE_TOKENS, COSTLY_PRODUCTS, 22),
+    (385, SURGE_PRODUCTS, 30),
+)
+"""Tokens, products and weight: few cases can afford more than a thousand tokens, several a few hundred."""
+MASKED = 2
+"""How much more the weight of chunks counts with a bias, bits, or keys behind a row's own, which few keys have."""
+_SHELVES = sorted((*around(*(2**place for place in range(11, 18))), *(5 * 2**place for place in range(9, 15))))
+SHELVES = sorted(length for length in _SHELVES for _ in range(length >> 12 or 1))
+"""Keys before the first token of a batch; the longest are repeated, because few cases can afford them."""
 
 
 class _Step(Enum):
@@ -165,19 +189,21 @@ def _batches(
     single = FAMILIES[key.family].one_token_each and not key.has("filter_by_query_len")
     if campaign and may_serve(key, num_kv_heads) and draw(_DECODED if single else _SERVED):
         return draw(serving_batches(key=key, num_kv_heads=num_kv_heads))
-    surge = next((weight for tokens, weight in SURGE_WEIGHTS if affords_surge(key, num_kv_heads, tokens)), 0)
-    bias, window, segments = key.has("qq_bias"), key.has("window"), key.launch.path == "3d"
-    rarely, usual, rare = _kinds(bias, window, segments, single, surge, campaign)
+    surge = next((weight for *most, weight in SURGE_WEIGHTS if affords_surge(key, num_kv_heads, *most)), 0)
+    bias, window, segments = key.has("qq_bias"), key.has("window"), key.launch.num_segments * (key.launch.path == "3d")
+    empty = domain.allows("empty_decodes" if single else "empty_sequences")
+    masked = bias or key.mask in ("custom", "custom_alone", "lookahead")
+    rarely, usual, rare = _kinds(bias, masked, window, segments, single, empty, surge, campaign)
     kind = draw(rare if draw(rarely) else usual)
     merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long", "vast", "convoy"))
     size = _SIZES.get(kind, _Size())
     budget = budget_for(key, num_kv_heads=num_kv_heads, merges=merges, **size._asdict())
     queries, contexts = _lengths(key, single, domain.tile_sizes, "vast" if kind == "convoy" else kind)
     total = draw(_BOOLEANS)
-    empty = domain.allows("empty_decodes" if single else "empty_sequences")
     steps = _steps(kind, empty)
     sequences: list[Sequence] = []
     step = draw(_opening(empty))
+    step = _Step.EMPTY if kind == "shelf" else step
     most = draw(_MANY) if kind == "many" and campaign else _MOST.get(kind, MAX_SEQUENCES)
     while step != _Step.STOP:
         sequence = _sequence(draw, budget, queries, contexts, step == _Step.EMPTY, total)
@@ -187,9 +213,10 @@ def _batches(
         budget.spend(sequence)
         # Drawn even if nothing can follow: shrinking a key raises the budget and must not need more choices.
         step = draw(steps)
+        step = _Step.SEQUENCE if kind == "shelf" and len(sequences) == 1 else step
         if budget.spent or len(sequences) == most:
             break
-        if kind == "convoy":
+        if kind in ("convoy", "shelf"):
             queries, contexts = _lengths(key, single, domain.tile_sizes, "crowd")
     if kind == "convoy":
         place = draw(_PLACES) % max(1, len(sequences))
@@ -229,7 +256,7 @@ def _length(draw: st.DrawFn, table: tuple[int, ...], most: int) -> int:
 
 @lru_cache(maxsize=64)
 def _kinds(
-    qq_bias: bool, window: bool, segments: bool, single: bool, surge: int, campaign: bool
+    qq_bias: bool, masked: bool, window: bool, segments: int, single: bool, empty: bool, surge: int, campaign: bool
 ) -> tuple[st.SearchStrategy[bool], st.SearchStrategy[Kind], st.SearchStrategy[Kind]]:
     """Return strategies of whether a kind is a rare one, of the usual kinds and of the rare ones.
 
@@ -239,6 +266,8 @@ def _kinds(
     weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1, "prompt": 1}
     if segments:
         weights |= {"decode": 7, "mixed": 16, "long": 2, "prompt": 2}
+    if segments > MANY_SEGMENTS:
+        weights["long"] = 12
     if window:  # its edge differs from row to row
         weights |= {"decode": 5, "prefill": 5, "mixed": 14}
     if qq_bias:
@@ -249,13 +278,16 @@ def _kinds(
     if single:
         weights |= {"prefill": 0, "mixed": 0, "prompt": 0}
         extreme = ("endless",)
-    several: tuple[Kind, ...] = ("horde", "chunk", "surge")
+    several: tuple[Kind, ...] = ("horde", "chunk", "surge", "shelf")
     left_out = {*several} if single else {"surge"} if qq_bias or not surge else set()
     left_out |= set() if campaign else {"horde"}
+    left_out |= set() if empty else {"shelf"}
     # Of decodes there are fewer usual kinds. Windows must hide something of long sequences.
     amounts = {kind: weight // 2 if single else weight for kind, weight in RARE.items() if kind not in left_out}
     amounts |= {"surge": surge} if "surge" in amounts else {}
+    amounts |= {"chunk": MASKED * RARE["chunk"]} if "chunk" in amounts and masked else {}
     amounts["vast"] = RARE["vast"] * (2 if window else 1) // (2 if single and not window else 1)
+    amounts["vast"] *= MANY_MERGED if segments > MANY_SEGMENTS else 1
     rare = [kind for kind, amount in amounts.items() for _ in range(amount)]
     rare += extreme
     usual = [kind for kind, weight in weights.items() for _ in range(weight)]
@@ -292,13 +324,21 @@ def _lengths(
         return (1, *{"prompt": several, "chunk": CHUNKS, "surge": SURGES, "flood": FLOODS}[kind]), tuple(before)
     if kind == "decode":
         return (1,), _contexts(key, edges, tiles)
-    if kind in ("long", "vast", "endless"):
+    if kind in ("long", "vast", "endless", "shelf"):
         pages = around(*(number * key.block_size for number in PAGES_OF_VAST))
         vast = [*VAST_KEYS, *(length for length in pages if VAST_KEYS[0] <= length <= VAST_KEYS[-1])]
-        lengths = {"long": [*(edges | set(LONG_KEYS))], "vast": vast, "endless": ENDLESS_KEYS}[kind]
-        return ((1,) if single else (1, 2, 3)), (0, *sorted(lengths))
+        others = {"vast": vast, "endless": ENDLESS_KEYS, "shelf": SHELVES}
+        return ((1,) if single else (1, 2, 3)), (0, *sorted(others.get(kind) or _long(key, edges, tiles)))
     straddled = {edge - step for edge in edges for step in _STRADDLES}
     return _queries(key, edges), _contexts(key, edges | straddled, tiles)
+
+
+def _long(key: CompileKey, edges: set[int], tiles: tuple[int, ...]) -> list[int]:
+    """Return lengths of several hundred keys; those with many pages or, in many segments, many tiles are repeated."""
+    segments = key.launch.num_segments * (key.launch.num_segments > MANY_SEGMENTS)
+    counted = multiples(*(segments * tile for tile in tiles), times=(1, 2))
+    counted |= around(*(pages * key.block_size for pages in PAGES_OF_LONG))
+    return [*edges | set(LONG_KEYS), *[length for length in counted if DENSE < length <= MOST_OF_LONG] * 3]
 
 
 def _queries(key: CompileKey, edges: set[int]) -> tuple[int, ...]:

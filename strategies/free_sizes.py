@@ -25,15 +25,15 @@ def with_free_sizes(key: CompileKey, domain: Domain, sample: Sample) -> CompileK
     """
     piece = FAMILIES[key.family].cache.piece(key.dtypes.kv)
     sizes: dict[str, Any] = {
-        "block_size": _size(domain.block_sizes, 1, sample),
-        "head_size": _size(domain.head_sizes, piece, sample),
-        "num_queries_per_kv": _size(domain.group_sizes, 1, sample),
+        "block_size": free_size(domain.block_sizes, 1, sample),
+        "head_size": free_size(domain.head_sizes, piece, sample),
+        "num_queries_per_kv": free_size(domain.group_sizes, 1, sample),
     }
     chosen = {name: size for name, size in sizes.items() if sample.draw(_CHANGED) and size}
     if key.launch.num_segments:
-        chosen["launch"] = replace(key.launch, num_segments=_size(domain.segments, 1, sample))
+        chosen["launch"] = replace(key.launch, num_segments=free_size(domain.segments, 1, sample))
     if key.value_size:
-        head_size, size = chosen.get("head_size", key.head_size), _size(domain.value_sizes, 1, sample)
+        head_size, size = chosen.get("head_size", key.head_size), free_size(domain.value_sizes, 1, sample)
         fitting = [each for each in (size, min(size, head_size)) if value_allowed(each, head_size, domain=domain)]
         chosen |= {"value_size": fitting[0]} if fitting else {"head_size": key.head_size}
     elif not value_allowed(0, chosen.get("head_size", key.head_size), domain=domain):
@@ -41,8 +41,11 @@ def with_free_sizes(key: CompileKey, domain: Domain, sample: Sample) -> CompileK
     return replace(key, **chosen)
 
 
-def _size(bounds: tuple[int, ...], step: int, sample: Sample) -> int:
-    """Return a multiple of a step within the bounds of a domain; 0 where there is none."""
+def free_size(bounds: tuple[int, ...], step: int, sample: Sample) -> int:
+    """Return a multiple of a step within the bounds of a domain; 0 where there is none.
+
+    Two in three are as likely in each octave, the others anywhere.
+    """
     sizes = sizes_of(bounds)
     if not isinstance(sizes, range):
         listed = [size for size in sizes if size % step == 0]

@@ -48,13 +48,19 @@ def _two_sided(edges: tuple[int, ...], longest: int) -> st.SearchStrategy[Mask]:
     return sampled_from([Lookahead(keys) for keys in (*sizes, *(0,) * (1 + len(sizes) // 4))])
 
 
+def _far_ahead(longest: int) -> list[int]:
+    """Return numbers of keys beside powers of two beyond all tiles, and between them, that hide something."""
+    powers = [1 << place for place in range(7, longest.bit_length())]
+    return sorted(keys for keys in (*around(*powers), *(power * 3 // 2 for power in powers)) if keys < longest) * 4
+
+
 @lru_cache(maxsize=4096)
 def _masks(
     kind: MaskKind, edges: tuple[int, ...], longest: int, empty: bool, poisoned: bool
 ) -> st.SearchStrategy[Mask]:
     sizes = (1, 2, 3, *edges, max(1, longest // 2), max(1, longest - 1))
     if kind == "lookahead":
-        return sampled_from([Lookahead(keys) for keys in (*sizes, 0, longest, LARGEST_WINDOW)])
+        return sampled_from([Lookahead(keys) for keys in (*sizes, *_far_ahead(longest), 0, longest, LARGEST_WINDOW)])
     if kind == "chunks":
         return sampled_from([Chunks(size) for size in (*sizes, longest + 1)])
     if kind in ("custom", "custom_alone"):

@@ -14,8 +14,9 @@ import msgspec
 
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError
-from fuzz_attn.operations.registry import FAMILIES
+from fuzz_attn.operations.registry import FAMILIES, operation_of
 from fuzz_attn.oracle.verdict import Kind, Verdict
+from fuzz_attn.workers.fork import EXCEEDED
 from fuzz_attn.workers.messages import (
     DEVICE_FULL,
     DEVICE_LOST,
@@ -46,6 +47,7 @@ DECODER: Final = msgspec.json.Decoder[Word](Word)
 FULL_TRIES: Final = 6
 FULL_SECONDS: Final = 0.5
 """An order that finds no memory left on the GPU is tried so often again, after so many seconds more each time."""
+COPIED: Final = "the target took too much memory, as for a copy of a tensor most of whose addresses have none"
 FULL: Final = "the GPU had no memory left, in six tries: use fewer --workers, or a larger GPU"
 OTHERS_FAULT: Final = (
     "a worker lost the GPU that it shares, or got no answer from it, and the case that it was judging passes apart "
@@ -134,7 +136,7 @@ class IsolatedWorker(SupervisedWorker[Ready, Answer]):
             self._forget(died)
             again_as = partial(self._judge_apart, shared=True) if lost else self._judge_later
             return again_as(order, deadline, wait)
-        return self._died(died)
+        return self._died(died, order)
 
     def _judge_later(self, order: Order, deadline: float | None, wait: Wait) -> Answer:
         """Judge an order again in a process that holds no memory of the GPU yet; without a verdict after some tries."""
@@ -168,8 +170,11 @@ class IsolatedWorker(SupervisedWorker[Ready, Answer]):
             self._notes.append(OTHERS_FAULT)
         return answer
 
-    def _died(self, died: Died) -> Answer:
-        """Return the answer where the process that was to give it has died."""
+    def _died(self, died: Died, order: Order) -> Answer:
+        """Return the answer to an order where the process that was to give it has died."""
+        if died.reason.startswith(EXCEEDED) and operation_of(order.case).is_mostly_virtual(order.case):
+            self._forget(died)
+            return Answer(unsupported=COPIED)
         killed = not died.reason and -died.code in (signal.SIGKILL, signal.SIGTERM)
         return msgspec.structs.replace(_failed("crash", self._death(died)), killed=killed)
 

@@ -252,6 +252,10 @@ class Operation(ABC):
         """Return whether an output has an fp8 type."""
         return False
 
+    def is_mostly_virtual(self, case: Any) -> bool:
+        """Return whether a tensor of the case has far more addresses than memory, so that a copy of it is too large."""
+        return any(each.virtual and each.value(case) for each in self.features.values())
+
     def is_served(self, case: Any) -> bool:
         """Return whether a case looks like what people serve."""
         return False

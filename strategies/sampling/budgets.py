@@ -38,8 +38,14 @@ MOST_TOKENS = 4096
 MAX_QUERY_ELEMENTS = 2**17
 LONG_CACHE_ELEMENTS = 3 * 2**18
 """Elements of K of one in a hundred cases: 32,768 keys of one small head, or 6,144 of a large one."""
+SHELF_ELEMENTS = 2**22
+"""The same where no token sees the keys: 32,768 of a large head."""
 SURGE_TOKENS, SURGE_PRODUCTS = 1025, 2**27
 """Products of a prompt of 1,024 tokens and more; only cases of few small heads can afford it."""
+COSTLY_PRODUCTS = 2**29
+"""The same of a very rare case."""
+CROWD_ELEMENTS = 2**18
+"""Elements of q of hundreds of sequences."""
 MOST_QUERY_ELEMENTS = 2**19
 MAX_CACHE_ELEMENTS = 2**18
 MOST_CACHE_ELEMENTS = 2**22
@@ -128,11 +134,11 @@ def smallest_block_q(num_queries_per_kv: int) -> int:
     return max(16, rows) // num_queries_per_kv
 
 
-def affords_surge(key: CompileKey, num_kv_heads: int, tokens: int) -> bool:
-    """Return whether a prompt of so many tokens has at most ``SURGE_PRODUCTS``, and not too many elements of q."""
+def affords_surge(key: CompileKey, num_kv_heads: int, tokens: int, products: int) -> bool:
+    """Return whether a prompt of so many tokens has at most so many products, and not too many elements of q."""
     num_heads = num_kv_heads * key.num_queries_per_kv
-    few = tokens * num_heads * key.head_size <= MAX_QUERY_ELEMENTS
-    return few and tokens**2 * num_heads * (key.head_size + SCORE) <= SURGE_PRODUCTS
+    few = tokens * num_heads * key.head_size <= MOST_QUERY_ELEMENTS
+    return few and tokens**2 * num_heads * (key.head_size + SCORE) <= products
 
 
 def budget_for(
@@ -157,7 +163,8 @@ def budget_for(
     extreme = times == MOST_TIMES
     cached //= max(1, key.num_queries_per_kv // GROUP_OF_USUAL_COST)
     most = min(cached, MOST_ROW_SCORES // num_heads * row) if extreme else MAX_CACHE_ELEMENTS
-    elements = MOST_QUERY_ELEMENTS if extreme and products == MOST_PRODUCTS else MAX_QUERY_ELEMENTS
+    elements = MOST_QUERY_ELEMENTS if extreme and products > SURGE_PRODUCTS else MAX_QUERY_ELEMENTS
+    elements = CROWD_ELEMENTS if extreme and tokens == CROWD_TOKENS else elements
     queries = elements // (row * key.num_queries_per_kv)
     partial = num_heads * key.launch.num_segments << (max(key.value_size, key.head_size) - 1).bit_length()
     merged = min(MAX_TOTAL_ELEMENTS, products // 32) // partial - MOST_PADDED_TOKENS if partial else tokens

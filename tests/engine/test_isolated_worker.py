@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.parts import HeadLayout, Sequence
+from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
 from fuzz_attn.engine import isolated_worker
-from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
+from fuzz_attn.engine.isolated_worker import COPIED, IsolatedWorker, Wait
 from fuzz_attn.engine.orders import Answer, Order, Setup
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError, TargetError
 from fuzz_attn.workers.fork_request import VARIABLE
@@ -211,6 +212,15 @@ def test_a_target_that_exhausts_memory_fails_and_the_next_case_is_judged(spec: C
             verdict = worker.judge(Order(EXHAUSTS)).verdict
             assert (verdict.kind, verdict.message) == ("crash", "exceeded its memory limit of 1 GiB")
         assert worker.deaths == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say how much memory a process uses")
+def test_a_copy_of_a_tensor_with_few_of_its_addresses_in_memory_is_no_failure(spec: Callable[[str], str]) -> None:
+    far = msgspec.structs.replace(EXHAUSTS, pages=PageLayout(first_block=2**24))
+    with IsolatedWorker(Setup(spec("misbehaves_by_length"), memory=2**30)) as worker:
+        answer = worker.judge(Order(far))
+        assert (answer.judged, answer.unsupported) == (False, COPIED)
+        assert worker.judge(Order(SHORT)).verdict.passed
 
 
 def test_a_failure_of_the_harness_on_a_built_in_target_is_an_error(spec: Callable[[str], str]) -> None:

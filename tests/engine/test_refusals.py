@@ -32,7 +32,7 @@ from fuzz_attn.engine.listeners.statistics import Tally
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import OutOfProbesError
 from fuzz_attn.operations.attention.refusals.reduction import Rule
-from fuzz_attn.operations.attention.refusals.rules import JUDGED_FOR_ONE, LEAST_SECONDS, MOST_TIME, Rules
+from fuzz_attn.operations.attention.refusals.rules import JUDGED_FOR_ONE, LEAST_SECONDS, MOST_SECONDS, MOST_TIME, Rules
 from fuzz_attn.operations.operation import FULL_ROUND, Probe
 from fuzz_attn.properties.refusal import NOT_REDUCED, Refusal
 from fuzz_attn.report.printing import text_of
@@ -186,6 +186,10 @@ def _refusal(line: int) -> Refusal:
     return Refusal("host", "AssertionError", "no", f"target.py:{line}")
 
 
+def _compiled(line: int) -> Refusal:
+    return Refusal("compile", "OutOfResources", "no", f"target.py:{line}")
+
+
 Refusing = Callable[[AttentionCase], bool]
 
 
@@ -315,6 +319,20 @@ def test_slow_reductions_leave_time_for_cases(monkeypatch: pytest.MonkeyPatch) -
     assert refusals.refused(large, _refusal(1), slow) == ()
     now[0] = spent / MOST_TIME + 1.0
     assert refusals.refused(large, _refusal(1), slow)
+
+
+def test_a_reduction_of_slow_compilations_ends_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, probed = [0.0], list[int]()
+    monkeypatch.setattr("fuzz_attn.operations.attention.refusals.rules.time.monotonic", lambda: now[0])
+
+    def slow(cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
+        now[0] += 3.0 * len(cases)
+        probed.append(len(cases))
+        return [_compiled(0)] * len(cases)
+
+    assert Rules(DOMAIN).refused(COMPLEX, _compiled(0), slow)
+    assert set(probed) == {1}, "several at once could not be ended"
+    assert MOST_SECONDS <= now[0] <= MOST_SECONDS + 3.0
 
 
 def test_judged_cases_show_that_more_is_needed() -> None:

@@ -6,7 +6,7 @@ the network, and for projects that no index has a checkout: ``--checkout aiter=F
 
 A launcher in the file has a ``spec``; ``binds`` is ``names``, ``known`` (with what ``bindings.toml`` knows of it) or
 ``no``; ``family`` is what it computes. ``lacks`` says in one line why it does not bind, and ``shows`` what a run of
-60 s shows; both are written by hand.
+120 s shows; both are written by hand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HEADER: Final = (
 )
 FIELDS: Final = ("spec", "binds", "family", "lacks", "shows")
 WORDS: Final = {"names": "by names", "known": "by a known binding", "no": "no"}
-HEAD: Final = "| launcher | binds | computes | a run of 60 s shows, or what it lacks |\n| --- | --- | --- | --- |\n"
+HEAD: Final = "| launcher | binds | computes | a run of 120 s shows, or what it lacks |\n| --- | --- | --- | --- |\n"
 MATRIX: Final = re.compile(re.escape(HEAD) + r"(\|.*\n)+")
 FAMILY: Final = re.compile(r"\(family (\w+)\)")
 

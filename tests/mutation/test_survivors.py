@@ -31,7 +31,7 @@ SURVEY: dict[FamilyName, tuple[int, int]] = {
     "paged": (1, 20),
     "context": (1, 20),
     "varlen": (1, 24),
-    "extend": (1, 30),
+    "extend": (1, 60),
     "token_decode": (1, 24),
     "mla_decode": (1, 20),
     "merge_states": (1, 2),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from msgspec.structs import replace
 
@@ -33,7 +33,12 @@ if TYPE_CHECKING:
     from fuzz_attn.operations.cache_write.write_experiment import WriteExperiment
     from fuzz_attn.operations.small.small_target import Roles
     from fuzz_attn.properties.experiment import Experiment
+    from fuzz_attn.strategies.sampling.draws import Sample
     from fuzz_attn.targets.target import Target
+
+
+MOST_PAGE: Final = 2**16
+"""Elements of one head of a page of any size."""
 
 
 def _has_order(case: Any, domain: Any) -> bool:
@@ -132,6 +137,15 @@ class CacheWrite(SmallOperation):
     def pool(self, domain: WriteDomain) -> tuple[WriteKey, ...]:
         """Return the compile keys that cases are drawn from."""
         return key_pool(domain)
+
+    def freed(self, domain: WriteDomain, key: WriteKey, sample: Sample) -> WriteKey:
+        """Return the key with heads and pages of any size of the domain, but not with both large."""
+        from fuzz_attn.strategies.free_sizes import free_size  # noqa: PLC0415 - imports Hypothesis
+
+        head_size, page_size = (free_size(sizes, 1, sample) for sizes in (domain.head_sizes, domain.page_sizes))
+        if head_size * page_size > MOST_PAGE:
+            return replace(key, head_size=head_size)
+        return replace(key, head_size=head_size, page_size=page_size)
 
     def cases(self, domain: WriteDomain, keys: tuple[WriteKey, ...]) -> SearchStrategy[WriteCase]:
         """Return a strategy of cases of some compile keys."""

@@ -95,9 +95,17 @@ WriteAxis: TypeAlias = Literal[
 CacheType: TypeAlias = DTypeName | Literal["int8"]
 OWN_SCALES: Final = "_token_head"
 """The end of a type of caches with a scale for each token and head, which the write computes."""
-Size: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
+Size: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]
 Scale: TypeAlias = Annotated[float, Meta(ge=2.0**-40, le=2.0**40)]
-LARGEST: Final = {"num_heads": 256, "head_size": 256, "spare_pages": 4096, "head_gap": 4096, "value_gap": 4096}
+LARGEST: Final = {
+    "num_tokens": 2**17 + 1,
+    "num_heads": 1024,
+    "head_size": 256,
+    "page_size": 4096,
+    "spare_pages": 2**17,
+    "head_gap": 4096,
+    "value_gap": 4096,
+}
 MOST_ELEMENTS: Final = 2**22
 """Elements of one cache, and of the new keys."""
 LARGEST_NUMBER: Final = 3.5
@@ -244,7 +252,7 @@ class WriteDomain(SmallDomain, frozen=True, forbid_unknown_fields=True, tag_fiel
     stored_as: tuple[StoredType, ...] = get_args(StoredType)
     head_sizes: tuple[int, ...] = (1, 256)
     page_sizes: tuple[int, ...] = (1, 4096)
-    num_heads: tuple[int, ...] = (1, 256)
+    num_heads: tuple[int, ...] = (1, 1024)
     features: frozenset[str] = frozenset(
         (
             "skipped",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fuzz_attn.case.domain import within
 from fuzz_attn.case.dtypes import DTYPES, is_fp8
 from fuzz_attn.operations.cache_write.write_case import (
+    LARGEST,
     LARGEST_NUMBER,
     MOST_ELEMENTS,
     OWN_SCALES,
@@ -17,7 +18,7 @@ from fuzz_attn.operations.cache_write.write_case import (
     WriteDomain,
     WriteKey,
 )
-from fuzz_attn.operations.small.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, far_axes, with_far_axes
+from fuzz_attn.operations.small.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, far_axes, grown, with_far_axes
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 
 _TOKENS: Final = sampled_from((1, 2, 3, 5, 8, 16, 17, 33))
@@ -28,8 +29,13 @@ _SMALL: Final = (1.0, 1.0, 16.0, 0.02)
 _LARGE: Final = (500.0, 1e5)
 _MAGNITUDES: Final = (1.0, 1.0, 1e-6, 300.0)
 _BEYOND: Final = (1e5,)
-_FAR_AXES: Final = far_axes(get_args(WriteAxis))
+_FAR_AXES: Final = {own: far_axes(get_args(WriteAxis), OFTEN if own else RARELY) for own in (False, True)}
+"""Far axes by whether the caches have scales of their own, as fewer types do."""
 _SELDOM: Final = sampled_from((False,) * 15 + (True,))
+_LARGEST: Final = {name: LARGEST[name] for name in ("num_tokens", "num_heads")} | {
+    "spare_slots": LARGEST["spare_pages"]
+}
+MOST_FAR: Final = 64
 FAR_PAGES: Final = 2
 """Spare pages of a far cache at least: with three pages, strides are below 2^31 and offsets are not."""
 
@@ -38,8 +44,7 @@ FAR_PAGES: Final = 2
 def write_cases(draw: st.DrawFn, domain: WriteDomain, keys: tuple[WriteKey, ...]) -> WriteCase:
     """Return a strategy of cases of some compile keys; shrinks towards one token and one head."""
     key = draw(sampled_from(keys))
-    tokens, heads, spare = draw(_TOKENS), draw(HEADS), draw(_SPARE)
-    heads = heads if within(heads, domain.num_heads) else domain.num_heads[0]
+    sizes = {"num_tokens": draw(_TOKENS), "num_heads": draw(HEADS), "spare_slots": draw(_SPARE) * key.page_size}
     shuffled = draw(OFTEN)
     skipped = domain.allows("skipped") and draw(OFTEN)
     heads_first = domain.allows("heads_first") and draw(RARELY)
@@ -49,18 +54,23 @@ def write_cases(draw: st.DrawFn, domain: WriteDomain, keys: tuple[WriteKey, ...]
     padded = draw(FEW) if domain.allows("padded_tokens") and draw(RARELY) else 0
     far = domain.allows("far") and draw(_SELDOM)
     magnitude, k_scale, v_scale = draw(_numbers(key, overflows=domain.allows("overflow")))
-    spare = max(spare, FAR_PAGES) if far else spare
+    width = key.head_size + gap + value_gap
+    sizes = draw(grown(sizes, _LARGEST, width))
+    tokens, heads, spare = sizes["num_tokens"], sizes["num_heads"], sizes["spare_slots"] // key.page_size
+    heads = heads if within(heads, domain.num_heads) else domain.num_heads[0]
+    names = draw(_FAR_AXES[key.stored_as.endswith(OWN_SCALES)]) if domain.allows("far_axes") else ()
+    far = far and tokens <= MOST_FAR * key.page_size
+    spare = min(max(spare, FAR_PAGES), MOST_FAR) if far or "scale_caches_page" in names else spare
     pages = -(-tokens // key.page_size) + spare
-    if pages * key.page_size * heads * (key.head_size + gap + value_gap) > MOST_ELEMENTS:
-        heads = 1
-    names = draw(_FAR_AXES) if domain.allows("far_axes") else ()
+    if pages * key.page_size * heads * width > MOST_ELEMENTS:
+        heads, spare = 1, min(spare, FAR_PAGES)
     zero_rows = draw(RARELY)
     case = WriteCase(
         num_tokens=tokens,
         num_heads=heads,
+        spare_pages=spare,
         head_size=key.head_size,
         page_size=key.page_size,
-        spare_pages=spare,
         dtype=key.dtype,
         stored_as=key.stored_as,
         magnitude=magnitude,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fuzz_attn.operations.small.small_target import Roles
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.experiment import Experiment
+    from fuzz_attn.strategies.sampling.draws import Sample
     from fuzz_attn.targets.target import Target
 
 
@@ -139,6 +140,12 @@ class MergeStates(SmallOperation):
     def pool(self, domain: StateDomain) -> tuple[StateKey, ...]:
         """Return the compile keys that cases are drawn from."""
         return key_pool(domain)
+
+    def freed(self, domain: StateDomain, key: StateKey, sample: Sample) -> StateKey:
+        """Return the key with heads of any size of the domain."""
+        from fuzz_attn.strategies.free_sizes import free_size  # noqa: PLC0415 - imports Hypothesis
+
+        return replace(key, head_size=free_size(domain.head_sizes, 1, sample))
 
     def cases(self, domain: StateDomain, keys: tuple[StateKey, ...]) -> SearchStrategy[StateCase]:
         """Return a strategy of cases of some compile keys."""

@@ -82,8 +82,8 @@ StateAxis: TypeAlias = Literal[
     "lse_token",
     "lse_head",
 ]
-Size: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
-LARGEST: Final = {"num_states": 64, "num_tokens": 4096, "num_heads": 256, "head_size": 256}
+Size: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]
+LARGEST: Final = {"num_states": 1024, "num_tokens": 2**17 + 1, "num_heads": 1024, "head_size": 256}
 MOST_ELEMENTS: Final = 2**22
 """Elements of all states' outputs together."""
 
@@ -172,7 +172,7 @@ class StateDomain(SmallDomain, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     dtypes: tuple[StateType, ...] = ("float32", "float16", "bfloat16")
     head_sizes: tuple[int, ...] = (1, 256)
-    num_states: tuple[int, ...] = (1, 64)
+    num_states: tuple[int, ...] = (1, 1024)
     lse: LogSumExp = LogSumExp()
     empty_outputs: tuple[SlotPoison, ...] = get_args(SlotPoison)
     features: frozenset[str] = frozenset(("empty_states", "empty_rows", "strides", "padded_tokens", "far_axes"))

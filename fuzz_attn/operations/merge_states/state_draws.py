@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, get_args
 
 from hypothesis import strategies as st
 
 from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.recipes import SlotPoison
-from fuzz_attn.operations.merge_states.state_case import MOST_ELEMENTS, StateAxis, StateCase, StateDomain, StateKey
-from fuzz_attn.operations.small.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, far_axes, with_far_axes
+from fuzz_attn.operations.merge_states.state_case import (
+    LARGEST,
+    MOST_ELEMENTS,
+    StateAxis,
+    StateCase,
+    StateDomain,
+    StateKey,
+)
+from fuzz_attn.operations.small.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, far_axes, grown, with_far_axes
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 
 _STATES: Final = (2, 1, 3, 4, 5, 7, 8, 9, 16, 17, 33, 64)
@@ -28,20 +36,24 @@ def state_cases(draw: st.DrawFn, domain: StateDomain, keys: tuple[StateKey, ...]
     key = draw(sampled_from(keys))
     allowed = [number for number in _STATES if within(number, domain.num_states)]
     states = draw(sampled_from(allowed or list(sizes_of(domain.num_states))[:1]))
-    tokens, heads = draw(_TOKENS), draw(HEADS)
+    sizes = {"num_states": states, "num_tokens": draw(_TOKENS), "num_heads": draw(HEADS)}
     empty_states = domain.allows("empty_states") and draw(OFTEN)
     empty_rows = domain.allows("empty_rows") and draw(RARELY)
     gap = draw(FEW) if domain.allows("strides") and draw(RARELY) else 0
     padded = draw(FEW) if domain.allows("padded_tokens") and draw(RARELY) else 0
     poison = draw(_POISONS) if empty_states or empty_rows else _ZERO
     poison = poison if poison in domain.empty_outputs else _ZERO
-    if states * tokens * heads * (key.head_size + gap) > MOST_ELEMENTS:
-        tokens = 1
+    most = {name: LARGEST[name] for name in sizes} | {"num_states": max(domain.num_states)}
+    sizes = draw(grown(sizes, most, key.head_size + gap))
+    if not within(sizes["num_states"], domain.num_states):
+        sizes["num_states"] = states
+    if math.prod(sizes.values()) * (key.head_size + gap) > MOST_ELEMENTS:
+        sizes["num_tokens"] = 1
     far = draw(_FAR_AXES) if domain.allows("far_axes") else ()
     case = StateCase(
-        num_states=states,
-        num_tokens=tokens,
-        num_heads=heads,
+        num_states=sizes["num_states"],
+        num_tokens=sizes["num_tokens"],
+        num_heads=sizes["num_heads"],
         head_size=key.head_size,
         dtype=key.dtype,
         lse_offset=draw(_OFFSETS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.comparisons import Comparison
     from fuzz_attn.properties.experiment import Experiment
+    from fuzz_attn.strategies.sampling.draws import Sample
     from fuzz_attn.targets.target import Target
 
 
@@ -39,6 +41,10 @@ class SmallOperation(Operation):
     @abstractmethod
     def pool(self, domain: Any) -> tuple[Any, ...]:
         """Return the compile keys that cases are drawn from, the simplest first."""
+
+    @abstractmethod
+    def freed(self, domain: Any, key: Any, sample: Sample) -> Any:
+        """Return the key with sizes from anywhere in the domain."""
 
     @abstractmethod
     def cases(self, domain: Any, keys: tuple[Any, ...]) -> SearchStrategy[Any]:
@@ -63,7 +69,8 @@ class SmallOperation(Operation):
         """Return what a round draws."""
         from fuzz_attn.operations.small import small_draws  # noqa: PLC0415 - imports Hypothesis
 
-        keys = small_draws.keys_of_round(self.pool(domain), round_seed, size.keys, excludes, covered)
+        free = partial(self.freed, domain)
+        keys = small_draws.keys_of_round(self.pool(domain), round_seed, size.keys, excludes, covered, free)
         return small_draws.drawing_of(self.cases(domain, keys), self.relations)
 
     def strategy(self, domain: Any, wanted: Mapping[str, Any]) -> SearchStrategy[Any]:

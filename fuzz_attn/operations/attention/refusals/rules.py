@@ -31,7 +31,9 @@ MOST_TIME, LEAST_SECONDS = 0.2, 5.0
 PROBE_SECONDS: Final = 5.0
 GRANTED: Final[dict[Stage, int]] = {"host": 160, "compile": 32}
 MOST_PROBES: Final = 400
-PROBES_TOGETHER: Final = 16
+MOST_SECONDS: Final = 20.0
+"""A reduction ends after so many seconds, however few probes it had: on a GPU each may compile kernels for seconds."""
+PROBES_TOGETHER: Final[dict[Stage, int]] = {"host": 16, "compile": 1}
 """Probes of one message: fewer would wait for each other, and more would exceed the seconds."""
 
 T = TypeVar("T")
@@ -179,16 +181,17 @@ def _limited(probe: Probe, refusal: Refusal) -> Probe:
 
     On a busy machine the seconds begin to count after some probes.
     """
-    granted = GRANTED[refusal.stage]
+    granted, together = GRANTED[refusal.stage], PROBES_TOGETHER[refusal.stage]
     started, known = time.monotonic(), dict[AttentionCase, Refusal | None]()
 
     def limited(cases: Sequence[AttentionCase]) -> list[Refusal | None]:
         new = [case for case in dict.fromkeys(cases) if case not in known]
-        for first in range(0, len(new), PROBES_TOGETHER):
-            late = len(known) >= granted and time.monotonic() - started >= PROBE_SECONDS
+        for first in range(0, len(new), together):
+            seconds = time.monotonic() - started
+            late = seconds >= (PROBE_SECONDS if len(known) >= granted else MOST_SECONDS)
             if late or len(known) >= MOST_PROBES:
                 raise OutOfProbesError
-            batch = new[first : first + PROBES_TOGETHER]
+            batch = new[first : first + together]
             known.update(zip(batch, probe(batch), strict=True))
         return [known[case] for case in cases]
 
