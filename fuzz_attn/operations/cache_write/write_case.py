@@ -25,8 +25,8 @@ from fuzz_attn.operations.small.small_case import (
     SmallDomain,
     far_aspect,
     far_words,
+    fitting,
     when,
-    why_not_far,
 )
 
 NAME: Final = "cache_write"
@@ -174,15 +174,13 @@ class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
         if not self.is_fp8 or self.per_token_head:
             force_setattr(self, "k_scale", 1.0)
             force_setattr(self, "v_scale", 1.0)
-        force_setattr(self, "far_axes", tuple(name for name in self.far_axes if name in self.far_lengths))
         super().__post_init__()
         for name, largest in LARGEST.items():
             if getattr(self, name) > largest:
                 raise CaseError(f"{name}={getattr(self, name)} must be at most {largest}")
         if self.num_elements > MOST_ELEMENTS:
             raise CaseError(f"a cache has {self.num_elements} elements, must have at most {MOST_ELEMENTS}")
-        if reason := why_not_far(self.far_axes, self.far_lengths, self.num_elements):
-            raise CaseError(reason)
+        force_setattr(self, "far_axes", fitting(self.far_axes, self.far_lengths, self.num_elements))
 
     @property
     def cache_dtype(self) -> CacheType:

@@ -26,8 +26,8 @@ from fuzz_attn.operations.small.small_case import (
     SmallDomain,
     far_aspect,
     far_words,
+    fitting,
     when,
-    why_not_far,
 )
 
 NAME: Final = "merge_states"
@@ -107,7 +107,8 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     quarter of the states of all rows saw no key, but one of each row did; with ``empty_rows`` some rows have only such
     states, the first among them. Their outputs are ``poison``, which is zero in a case without any. ``gap`` elements of
     poison lie between heads of the outputs of the states and of the merged one; ``padded_tokens`` rows of that belong
-    to no token. Along ``far_axes``, at most one of each tensor, the last indices lie 2^31 elements behind the first.
+    to no token. Along ``far_axes``, at most one of each tensor, the last indices lie 2^31 elements behind the first; an
+    axis of more than 256 indices, or one that would take much memory, is not far.
     """
 
     num_states: Size = 1
@@ -138,8 +139,7 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
             raise CaseError(f"the outputs of all states have {self.num_elements} elements, must be {MOST_ELEMENTS}")
         if not abs(self.lse_offset) <= 1e4 or not 0.0 <= self.lse_spread <= 1e3:
             raise CaseError(f"lse_offset={self.lse_offset} must be within 1e4, {self.lse_spread=} from 0 to 1e3")
-        if reason := why_not_far(self.far_axes, self.far_lengths, self.num_elements):
-            raise CaseError(reason)
+        force_setattr(self, "far_axes", fitting(self.far_axes, self.far_lengths, self.num_elements))
 
     @property
     def num_elements(self) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fuzz_attn.case.aspects import Aspect
-from fuzz_attn.errors import DomainError
+from fuzz_attn.errors import CaseError, DomainError
+
+C = TypeVar("C", bound=str)
 
 FAR_AXES: Final = "far_axes"
 """The field of a case with the axes along which tensors span 2^31 elements, ``tensor_axis`` each, and its feature."""
@@ -95,20 +97,16 @@ def _nearer(case: Any, *, place: int) -> Any:
     return replace(case, far_axes=case.far_axes[:place] + case.far_axes[place + 1 :])
 
 
-def why_not_far(names: Iterable[str], lengths: Mapping[str, int], num_elements: int) -> str:
-    """Return why tensors cannot be far along these axes, or an empty string where they can.
+def fitting(names: Iterable[C], lengths: Mapping[str, int], num_elements: int) -> tuple[C, ...]:
+    """Return those of the far axes that a case has, of not too many indices and not too much memory.
 
-    ``lengths`` are the used indices of each axis.
+    ``lengths`` are the used indices of each axis. Raises ``CaseError`` for two axes of one tensor.
     """
-    tensors = [name.rpartition("_")[0] for name in names]
+    kept = tuple(name for name in names if 0 < lengths.get(name, 0) <= min(MOST_FAR, MOST_FAR_ELEMENTS // num_elements))
+    tensors = [name.rpartition("_")[0] for name in kept]
     if len(set(tensors)) < len(tensors):
-        return f"far_axes={tuple(names)} must name one axis of each tensor"
-    for name in names:
-        if lengths[name] > MOST_FAR:
-            return f"far_axes contains {name!r}, which has {lengths[name]} indices, more than {MOST_FAR}"
-        if lengths[name] * num_elements > MOST_FAR_ELEMENTS:
-            return f"far_axes contains {name!r}, which would need memory for {lengths[name] * num_elements} elements"
-    return ""
+        raise CaseError(f"far_axes={kept} must name one axis of each tensor")
+    return kept
 
 
 def far_words(names: Iterable[str]) -> list[str]:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from fuzz_attn.operations.operation import Drawing, ExcludesKey
 from fuzz_attn.operations.seeds import ALL_SHARDS, derived_seed
-from fuzz_attn.operations.small.small_case import why_not_far
 from fuzz_attn.strategies.relation_choices import relation_choices
 from fuzz_attn.strategies.sampling.draws import Sample, composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import around
@@ -90,9 +89,7 @@ def with_far_axes(case: C, names: Sequence[str]) -> C:
     """Return a case with those of the axes far that have enough indices, and not too many."""
     near: Any = case
     lengths: Mapping[str, int] = near.far_lengths
-    fitting = (name for name in names if lengths.get(name, 0) >= FEWEST_FAR)
-    kept = tuple(name for name in fitting if not why_not_far((name,), lengths, near.num_elements))
-    changed: C = replace(near, far_axes=kept)
+    changed: C = replace(near, far_axes=tuple(name for name in names if lengths.get(name, 0) >= FEWEST_FAR))
     return changed
 
 
