@@ -2,10 +2,9 @@
 
 import torch
 
+from .common.split_call import SplitCall, check_split_call
 from .context_attention import launch_context
 from .paged_attention import launch_decode
-from .split.call import SplitCall
-from .split.contract import check_split_call
 
 NAMES = {"new_keys": "key", "new_values": "value"}
 

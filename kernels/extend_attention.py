@@ -2,7 +2,7 @@
 
 import torch
 
-from .common.arguments import kernel_window, output_arguments
+from .common.arguments import Tiling, Variant, kernel_window, output_arguments
 from .common.contract import (
     FLOAT_DTYPES,
     FP8_DTYPES,
@@ -20,12 +20,11 @@ from .common.contract import (
     require_shape,
     require_unit_stride,
 )
+from .common.extend_kernel import CustomMask, MaskVariant, Slots, kernel_extend_attention
 from .common.launch import block_m_for, ceil_div, compiler_options, head_size_padded_for, tile_size_for
 from .common.paged_cache import Scales
 from .common.rows import Tokens
 from .common.scores import Scores
-from .common.variant import Tiling, Variant
-from .extend.extend_kernel import CustomMask, MaskVariant, Slots, kernel_extend_attention
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 MASK_DTYPES = (torch.bool, torch.uint8)

@@ -3,12 +3,18 @@
 import torch
 
 from .common.arguments import output_arguments
-from .unified.arguments import attention_arguments, batch_of, shared_arguments
-from .unified.call import UnifiedCall
-from .unified.contract import check_unified
+from .unified.call import (
+    UnifiedCall,
+    attention_arguments,
+    batch_of,
+    check_unified,
+    plan_launch,
+    processors_of,
+    segments_padded_for,
+    shared_arguments,
+)
 from .unified.kernel_2d import kernel_unified_attention_2d
 from .unified.kernel_3d import kernel_unified_attention_3d
-from .unified.launch import plan_launch, processors_of, segments_padded_for
 from .unified.segments import Partials, reduce_segments
 
 

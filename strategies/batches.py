@@ -74,7 +74,7 @@ _SIZES: Final[dict[Kind, _Size]] = {
     "shelf": _Size(MOST_TIMES, cached=SHELF_ELEMENTS),
 }
 MAX_CROWD, MAX_HORDE, MAX_MANY = 40, 200, 1100
-_COUNTS = sorted({64, 300, 400, 700, *around(100, 128, 256, 512, 1000, 1024), MAX_MANY})
+_COUNTS = sorted({100, 300, 400, 700, *around(128, 256, 512, 1000, 1024), MAX_MANY})
 _MANY = sampled_from(_COUNTS)
 _MOST: Final[dict[Kind, int]] = {"crowd": MAX_CROWD, "convoy": MAX_CROWD, "horde": MAX_HORDE, "many": 300}
 """The most sequences of a batch, where this is not ``MAX_SEQUENCES``; of many in a campaign it is drawn."""
@@ -87,8 +87,8 @@ VAST_KEYS = sorted((*around(2**11), 3000, *around(2**12), 5000, 6000, 7000, *LON
 """The longest are repeated, because few cases can afford them."""
 DEEP = (1_000, 1_024, 1_100, 1_500, 2_047, 2_048, 2_049, 3_000, 4_096, 6_000)
 """Contexts of chunks of a prompt, beside short ones."""
-PAGES_OF_LONG = (128, 256, 512, 1024)
-MANY_SEGMENTS, MOST_OF_LONG, MANY_MERGED = 16, 4_200, 4
+SMALL_PAGE, PAGES_OF_LONG = 4, (128, 256, 512, 1024)
+MANY_SEGMENTS, MOST_OF_LONG, MANY_MERGED = 16, 4_200, 8
 """More segments get sequences of as many tiles, and small pages get tables of many columns, up to so many keys."""
 PAGES_OF_VAST = (1024, 4096)
 """Pages of a sequence around which vast batches have lengths too."""
@@ -107,7 +107,7 @@ COMMON = 60
 """How much more the weight of a usual kind counts than that of a rare one. A very rare kind has the weight 1: such a
 case may take as long as 50 others."""
 RARE: Final[dict[Kind, int]] = {
-    "many": 40,
+    "many": 46,
     "horde": 8,
     "chunk": 50,
     "surge": 120,
@@ -193,7 +193,8 @@ def _batches(
     bias, window, segments = key.has("qq_bias"), key.has("window"), key.launch.num_segments * (key.launch.path == "3d")
     empty = domain.allows("empty_decodes" if single else "empty_sequences")
     masked = bias or key.mask in ("custom", "custom_alone", "lookahead")
-    rarely, usual, rare = _kinds(bias, masked, window, segments, single, empty, surge, campaign)
+    small = key.block_size <= SMALL_PAGE and not FAMILIES[key.family].cache.is_packed
+    rarely, usual, rare = _kinds(bias, masked, small, window, segments, single, empty, surge, campaign)
     kind = draw(rare if draw(rarely) else usual)
     merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long", "vast", "convoy"))
     size = _SIZES.get(kind, _Size())
@@ -256,18 +257,27 @@ def _length(draw: st.DrawFn, table: tuple[int, ...], most: int) -> int:
 
 @lru_cache(maxsize=64)
 def _kinds(
-    qq_bias: bool, masked: bool, window: bool, segments: int, single: bool, empty: bool, surge: int, campaign: bool
+    qq_bias: bool,
+    masked: bool,
+    small_pages: bool,
+    window: bool,
+    segments: int,
+    single: bool,
+    empty: bool,
+    surge: int,
+    campaign: bool,
 ) -> tuple[st.SearchStrategy[bool], st.SearchStrategy[Kind], st.SearchStrategy[Kind]]:
     """Return strategies of whether a kind is a rare one, of the usual kinds and of the rare ones.
 
     One table of all kinds would have a thousand entries. Hypothesis shrinks an index by 1 at a time where a later
     choice can take what it loses, and gives up after 500 steps.
     """
-    weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1, "prompt": 1}
+    weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 3 if small_pages else 1}
+    weights["prompt"] = 1
     if segments:
         weights |= {"decode": 7, "mixed": 16, "long": 2, "prompt": 2}
     if segments > MANY_SEGMENTS:
-        weights["long"] = 12
+        weights["long"] = 24
     if window:  # its edge differs from row to row
         weights |= {"decode": 5, "prefill": 5, "mixed": 14}
     if qq_bias:
@@ -338,7 +348,7 @@ def _long(key: CompileKey, edges: set[int], tiles: tuple[int, ...]) -> list[int]
     segments = key.launch.num_segments * (key.launch.num_segments > MANY_SEGMENTS)
     counted = multiples(*(segments * tile for tile in tiles), times=(1, 2))
     counted |= around(*(pages * key.block_size for pages in PAGES_OF_LONG))
-    return [*edges | set(LONG_KEYS), *[length for length in counted if DENSE < length <= MOST_OF_LONG] * 3]
+    return [*edges | set(LONG_KEYS), *[length for length in counted if DENSE < length <= MOST_OF_LONG] * 6]
 
 
 def _queries(key: CompileKey, edges: set[int]) -> tuple[int, ...]:

@@ -9,15 +9,21 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fuzz_attn.case.aspects import Feature
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.checks import MAX_TOTAL_ELEMENTS
+from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS, AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.mask_recipes import CAUSAL
 from fuzz_attn.case.parts import LARGEST_FIRST_BLOCK, CallForm, FarAxis, Scales, Sequence, Strides
-from fuzz_attn.case.recipes import HeavyScores, LevelScores, QQBiasRecipe, ScoreRecipe, SinkRecipe, UniformScores
+from fuzz_attn.case.recipes import (
+    CAUSAL,
+    HeavyScores,
+    LevelScores,
+    QQBiasRecipe,
+    ScoreRecipe,
+    SinkRecipe,
+    UniformScores,
+)
 from fuzz_attn.strategies.batches import batches
 from fuzz_attn.strategies.call_forms import call_forms
 from fuzz_attn.strategies.compile_keys import compile_keys

@@ -16,8 +16,8 @@ from hypothesis.errors import InvalidArgument
 from fuzz_attn.case.aspects import COMPILED_FEATURES, FEATURES, MASK_FEATURES, Feature, fp8_features
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
-from fuzz_attn.case.mask_recipes import CAUSAL
 from fuzz_attn.case.parts import DTypes, LaunchHints
+from fuzz_attn.case.recipes import CAUSAL
 from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
 from fuzz_attn.strategies.heads import (
     SIMPLER_GROUP_SIZES,

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.aspects import FEATURES_OF
-from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.checks import far_length, why_not_far
+from fuzz_attn.case.attention_case import AttentionCase, far_length, replace, why_not_far
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import INNER_STRIDES, CacheArrangement, FarAxis, Strides
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise

@@ -2,7 +2,7 @@
 
 `backend` is the protocol. `simulator`, `interpreter` and `cuda` implement it; `preflight` checks their arithmetic,
 `shims` fixes the interpreter's, `poisoned_scratch` poisons uninitialised tensors, `mask_coverage` holds what a run saw
-of the kernels' masks, `gpus` assigns GPUs to workers, and `mps` lets them share one.
+of the kernels' masks, `gpus` assigns GPUs to workers and lets them share one, and `guardian` ends that.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fuzz_attn.backends.backend import Kernels, Watch
-from fuzz_attn.backends.gpus import GpuFacts, gpu_facts
+from fuzz_attn.backends.gpus import GpuFacts, gpu_facts, start_in_turn
 from fuzz_attn.backends.mask_coverage import Mask
-from fuzz_attn.backends.mps.gpu_sharing import start_in_turn
 from fuzz_attn.errors import BackendError, DeviceFullError, DeviceLostError, NotCompiledInterrupt
 
 if TYPE_CHECKING:

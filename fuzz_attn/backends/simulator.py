@@ -18,7 +18,7 @@ from fuzz_attn.oracle.verdict import Kind
 from fuzz_attn.simulator.codegen.generator import Extension
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.findings import Finding, FindingKind
-from fuzz_attn.simulator.sanitizers.mask_outcomes import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
+from fuzz_attn.simulator.mask_outcomes import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
 from fuzz_attn.simulator.session import Session, simulate
 from fuzz_attn.simulator.simulator import Rewrite, Simulator
 from fuzz_attn.ttir.argument_types import Bound
@@ -26,7 +26,7 @@ from fuzz_attn.ttir.ir import Function
 from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 
 if TYPE_CHECKING:
-    from fuzz_attn.simulator.recording.recorder import Recorder
+    from fuzz_attn.simulator.recorder import Recorder
 
 _KINDS: Final[dict[FindingKind, Kind]] = {
     FindingKind.OUT_OF_BOUNDS_LOAD: "out_of_bounds",

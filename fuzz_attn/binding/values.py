@@ -12,7 +12,7 @@ import torch
 
 from fuzz_attn.binding.problem import Problem
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.mask_recipes import Chunks, Custom, Lookahead, TopLeft
+from fuzz_attn.case.recipes import Chunks, Custom, Lookahead, TopLeft
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 

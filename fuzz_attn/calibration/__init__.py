@@ -1,5 +1,5 @@
 """Calibration: tiny easy cases, judged by the oracle, settle what the names of a target's parameters do not tell.
 
-``questions`` holds the conventions that are asked for and their candidates, ``easy_cases`` the cases, ``trial`` runs a
-candidate, and ``calibrate`` asks.
+``calibrate`` asks questions, whose candidates it tries on ``easy_cases``; ``broken_promises`` are features that a
+target promises by name and refuses even there.
 """

@@ -1,35 +1,50 @@
-"""Calibrate: asks every question about a target, and returns its whole binding."""
+"""Calibrate: asks every question about a target, and returns its whole binding.
+
+A question has *candidates*, which fill in what the binding leaves open, and *alternatives*, which contradict what it
+states. Alternatives are tried only where no candidate fits, to tell a wrong binding from a defect of the target.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import product
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+import torch
 from msgspec.structs import replace
 
 from fuzz_attn.backends.backend import Backend
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.binding.conventions import capital, differences, how_to_state, open_in, phrase
+from fuzz_attn.binding.conventions import CHOICES, capital, differences, how_to_state, open_in, phrase
 from fuzz_attn.binding.promises import domain_of, expressible
 from fuzz_attn.calibration.easy_cases import Batch, Size, case_of, sizes
-from fuzz_attn.calibration.questions import OFF_VALUES, QUESTIONS, Question, filled
-from fuzz_attn.calibration.trial import Trial, bound_to, tried_on
 from fuzz_attn.case.aspects import Feature
+from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import BindingError
+from fuzz_attn.oracle.reference import attend
+from fuzz_attn.oracle.rounding_model import RoundingModel
+from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.targets.target import Target
 
-PLAIN: Final = QUESTIONS[0]
 FAMILIES_OF_PACKED: Final = ("context", "chunked", "unified")
 """Where keys of new tokens may be read, the strictest first: a target that reads all of them packed fits the second."""
-
 
 EASIER: Final = (
     "It was calibrated on {}: no binding fits where a sequence has several new tokens and a context, "
     "which is a defect, or another causal convention."
 )
 BATCHES: Final[dict[Batch, str]] = {"decode": "one new token of each sequence", "fresh": "sequences without a context"}
+Variants = Callable[[Binding], Iterator[Binding]]
+Outcome: TypeAlias = Literal["fits", "wrong", "raised"]
+
+COARSE: Final = 64.0
+"""How many bounds of the default rounding model an output of the right binding may be off, unless its own model allows
+more. Few targets state theirs, and correct kernels were measured at up to 58 such bounds; a wrong convention is off by
+whole values."""
+
+SHOWN_CHARACTERS: Final = 300
 
 
 @dataclass
@@ -178,3 +193,155 @@ def _with_off(target: Target, binding: Binding) -> list[Binding]:
 def _required(target: Target) -> set[str]:
     required = target.signature.required
     return {role for role, parameter in target.match.binding.parameter_of.items() if parameter in required}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question. ``fields`` are the conventions that it settles, the first fitting value of the ``lenient`` ones.
+
+    It is asked where the target's domain has the ``feature``.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    alternatives: Variants
+    feature: Feature | None = None
+    lenient: tuple[str, ...] = ()
+
+    def candidates(self, binding: Binding) -> Iterator[Binding]:
+        """Yield the binding with each combination of values for what it leaves open."""
+        yield from filled(binding, [name for name in self.fields if name in open_in(binding)])
+
+
+def filled(binding: Binding, names: list[str]) -> Iterator[Binding]:
+    """Yield the binding with each combination of values of some conventions."""
+    for values in product(*(_choices(name, binding) for name in names)):
+        yield replace(binding, **dict(zip(names, values, strict=True)))
+
+
+def _choices(name: str, binding: Binding) -> tuple[str, ...]:
+    if name != "layout":
+        return CHOICES[name]
+    paged = "block_table" in binding.parameter_of
+    return tuple(layout for layout in CHOICES[name] if (layout == "slots") != paged)
+
+
+def _changed(name: str, binding: Binding) -> Iterator[Binding]:
+    """Yield the binding with each other value of one convention."""
+    own = getattr(binding, name)
+    yield from (replace(binding, **{name: value}) for value in _choices(name, binding) if value != own)
+
+
+def _swapped(binding: Binding, first: str, second: str) -> Iterator[Binding]:
+    """Yield the binding with two roles exchanged."""
+    parameters = binding.parameter_of
+    if first in parameters and second in parameters:
+        changes = {parameters[first]: second, parameters[second]: first}
+        yield replace(binding, roles={**binding.roles, **changes})
+
+
+def _renamed(binding: Binding, role: str, other: str) -> Iterator[Binding]:
+    """Yield the binding with another role in place of one."""
+    parameters = binding.parameter_of
+    if role in parameters and other not in parameters:
+        yield replace(binding, roles={**binding.roles, parameters[role]: other})
+
+
+def _off(binding: Binding, role: str) -> Iterator[Binding]:
+    """Yield the binding with each other value for what "off" is."""
+    if role not in binding.parameter_of:
+        return
+    own: Any = binding.off.get(role, ())
+    values = (value for value in OFF_VALUES if value != own)
+    yield from (replace(binding, off={**binding.off, role: value}) for value in values)
+
+
+OFF_VALUES: Final = (None, -1, 0, (-1, -1))
+
+
+def _of_plain(binding: Binding) -> Iterator[Binding]:
+    yield from _changed("layout", binding)
+    yield from _swapped(binding, "key_cache", "value_cache")
+    yield from _swapped(binding, "new_keys", "new_values")
+    yield from _renamed(binding, "seq_lens", "context_lens")
+    yield from _renamed(binding, "context_lens", "seq_lens")
+    yield from _swapped(binding, "query_start_loc", "seq_lens")
+    yield from _swapped(binding, "max_query_len", "max_seq_len")
+    yield from _off(binding, "window")
+    if "output" not in binding.parameter_of and binding.output == "in_place":
+        yield replace(binding, output="returned")
+    if "output" in binding.parameter_of and binding.output == "returned":
+        yield replace(binding, output="in_place")
+
+
+def _of_window(binding: Binding) -> Iterator[Binding]:
+    yield from _changed("window", binding)
+
+
+def _of_scales(binding: Binding) -> Iterator[Binding]:
+    yield from _swapped(binding, "k_scale", "v_scale")
+    for name in ("scale_direction", "fp8", "scales"):
+        yield from _changed(name, binding)
+
+
+def _of_sinks(binding: Binding) -> Iterator[Binding]:
+    yield from _swapped(binding, "sinks", "alibi_slopes")
+
+
+def _nothing(binding: Binding) -> Iterator[Binding]:
+    yield from ()
+
+
+QUESTIONS: Final = (
+    Question("plain", ("layout",), _of_plain),
+    Question("window", ("window",), _of_window, "window"),
+    Question("scales", ("fp8", "scales", "scale_direction"), _of_scales, "fp8_kv", lenient=("fp8", "scales")),
+    Question("sinks", (), _of_sinks, "sinks"),
+    Question("alibi", (), _of_sinks, "alibi"),
+    Question("softcap", (), _nothing, "softcap"),
+)
+PLAIN: Final = QUESTIONS[0]
+"""Every question, in the order in which they are asked. Each case has one feature, so a question needs no later one."""
+
+
+class Trial(NamedTuple):
+    """What became of a trial, and why it does not fit."""
+
+    outcome: Outcome
+    why: str = ""
+
+
+def bound_to(target: Target, binding: Binding) -> Target:
+    """Return a target with a binding that is whole, and with the family of its problem."""
+    whole = replace(binding, whole=True)
+    if binding.family == target.family:
+        return dataclasses.replace(target, binding=whole)
+    return dataclasses.replace(target, binding=whole, domain=domain_of(whole))
+
+
+def tried_on(target: Target, binding: Binding, case: AttentionCase, backend: Backend) -> Trial:
+    """Return whether a target that is called by a binding computes the case."""
+    experiment = Experiment(case, bound_to(target, binding), backend)
+    try:
+        with backend.unrecorded():
+            launch = experiment.first
+    except BindingError as error:
+        return Trial("raised", str(error))
+    if launch.error:
+        return Trial("raised", " ".join(launch.error.split())[:SHOWN_CHARACTERS])
+    if experiment.changed_inputs:
+        return Trial("wrong", f"another {experiment.changed_inputs[0]}, which it must not change")
+    wrong = _wrong_elements(experiment)
+    return Trial("wrong", f"{wrong} wrong elements") if wrong else Trial("fits")
+
+
+def _wrong_elements(experiment: Experiment) -> int:
+    """Return how many elements of all outputs were not written or are far from the oracle's."""
+    tensors, wrong = experiment.first.tensors, 0
+    usual = attend(tensors, RoundingModel(), experiment.blocks)
+    for name, expected in experiment.reference.items():
+        output = tensors.outputs[name]
+        error = (output.elements.double() - expected.value).abs()
+        near = (error <= torch.maximum(COARSE * usual[name].bound, expected.bound)) & ~output.unwritten
+        wrong += int((~near).sum())
+    return wrong

@@ -22,18 +22,21 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.changes import C, Change, replace, replace_layout, with_field, with_fields, with_head_size
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.mask_recipes import CAUSAL, SIMPLEST, Chunks, Custom, Full, Lookahead, Mask, MaskKind, TopLeft
-from fuzz_attn.case.parts import (
-    FAR_AXES,
-    INNER_STRIDES,
-    CallForm,
-    DTypes,
-    LaunchHints,
-    Sequence,
-    Strides,
-    without_far,
+from fuzz_attn.case.parts import FAR_AXES, INNER_STRIDES, CallForm, DTypes, LaunchHints, Sequence, Strides, without_far
+from fuzz_attn.case.recipes import (
+    CAUSAL,
+    SIMPLEST,
+    AlibiRecipe,
+    Chunks,
+    Custom,
+    Full,
+    Lookahead,
+    Mask,
+    MaskKind,
+    QQBiasRecipe,
+    SinkRecipe,
+    TopLeft,
 )
-from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 
 Feature: TypeAlias = Literal[
     "window",

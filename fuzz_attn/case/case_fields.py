@@ -6,12 +6,13 @@ from msgspec import Meta
 
 from fuzz_attn.case.cache_layout import CacheLayout
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.mask_recipes import CAUSAL, Mask
 from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.plain import Count, Plain, Window
 from fuzz_attn.case.recipes import (
+    CAUSAL,
     AlibiRecipe,
     LogSumExp,
+    Mask,
     NormalScores,
     NormalValues,
     Override,

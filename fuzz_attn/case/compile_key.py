@@ -9,9 +9,9 @@ import msgspec
 from fuzz_attn.case.aspects import MASK_FEATURES, Feature, compiled_features, fp8_features
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.mask_recipes import MaskKind
 from fuzz_attn.case.parts import BlockSize, DTypes, HeadSize, LaunchHints, ValueSize
 from fuzz_attn.case.plain import Plain, Positive
+from fuzz_attn.case.recipes import MaskKind
 
 
 class CompileKey(Plain, frozen=True):

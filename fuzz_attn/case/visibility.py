@@ -2,14 +2,14 @@
 
 Positions count the keys of a sequence from 0. Query ``i`` of a sequence stands at position ``context_len + i``, unless
 the causal mask is aligned to the top left. What a token sees is one range of keys; a custom mask hides further keys in
-it (:mod:`fuzz_attn.inputs.custom_masks`). Positions are integers, or arrays of numpy or torch.
+it (:mod:`fuzz_attn.inputs.batch_rows`). Positions are integers, or arrays of numpy or torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fuzz_attn.case.mask_recipes import CAUSAL, Chunks, Custom, Full, Lookahead, Mask, TopLeft
+from fuzz_attn.case.recipes import CAUSAL, Chunks, Custom, Full, Lookahead, Mask, TopLeft
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,7 +1,7 @@
 """The engine: campaigns, the life of a failure, replay, and the judges of cases.
 
 - ``campaign`` runs one shard: ``schedule`` plays rounds of cases, ``failures`` confirms and shrinks each failure,
-  ``journal`` keeps the running case on disk. It emits ``events``. The target's operation draws
+  ``run_folder`` keeps the running case on disk. It emits ``events``. The target's operation draws
   cases and knows refusals (:mod:`fuzz_attn.operations`).
 - ``run`` holds a run of several shards, and ``run_folder`` the folder that it writes to. ``listeners`` count, keep and
   log events.

@@ -42,6 +42,7 @@ from fuzz_attn.engine.events import (
     WorkerReady,
     ignore,
     no_news,
+    time_to_fuzz,
 )
 from fuzz_attn.engine.explainer import EXPLAINING, Explainer
 from fuzz_attn.engine.failures import confirmation
@@ -49,15 +50,14 @@ from fuzz_attn.engine.failures.confirmation import LAST_CASES
 from fuzz_attn.engine.failures.life import LAST_PART, FailureLives
 from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker, Wait
-from fuzz_attn.engine.journal import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
+from fuzz_attn.engine.run_folder import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.schedule import (
     ON_GPU,
     play_round,
     play_shared_round,
     size_on_cpu,
 )
-from fuzz_attn.engine.time_limit import time_to_fuzz
 from fuzz_attn.errors import (
     BudgetSpentInterrupt,
     CounterexampleError,
@@ -65,9 +65,8 @@ from fuzz_attn.errors import (
     OutOfProbesError,
     OutOfTimeError,
 )
-from fuzz_attn.operations.operation import Refusals, Rule, SharedRound
+from fuzz_attn.operations.operation import Refusals, Rule, SharedRound, derived_seed
 from fuzz_attn.operations.registry import AnyCase, operation_of
-from fuzz_attn.operations.seeds import derived_seed
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 

@@ -165,7 +165,7 @@ class CaseJudge:
     def _first_operation(self, experiment: Experiment, order: Order) -> FirstOperation:
         """Return the first operation of a failing case that gives another value in a healthy target."""
         from fuzz_attn.targets.arithmetic import ArithmeticReader  # noqa: PLC0415 - as above
-        from fuzz_attn.targets.other_version import OtherVersion  # noqa: PLC0415 - as above
+        from fuzz_attn.targets.loading import OtherVersion  # noqa: PLC0415 - as above
 
         version = OtherVersion(self.target)
         with version.active():

@@ -29,6 +29,8 @@ Which: TypeAlias = tuple[Whole, Whole]
 
 Phase: TypeAlias = Literal["saved", "search", "confirm", "shrink"]
 """Why a case was judged. Saved counterexamples are played first, then cases are drawn, failures confirmed, shrunk."""
+START_PART: Final = 0.25
+"""So much of the time limit starting may take: torch, the target and a device. On a slow machine it takes longer."""
 
 
 class Part(Plain, frozen=True):
@@ -292,3 +294,8 @@ def all_of(*listeners: Emit) -> Emit:
 def no_news() -> Sequence[Told]:
     """Return nothing: the news of a run with one shard."""
     return ()
+
+
+def time_to_fuzz(max_time: float, starting: float) -> float:
+    """Return how many seconds of a limit are left where starting took some; beyond a quarter they do not count."""
+    return max_time - min(max(0.0, starting), START_PART * max_time)

@@ -13,10 +13,10 @@ import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.mask_recipes import Custom, Lookahead
+from fuzz_attn.case.recipes import Custom, Lookahead
 from fuzz_attn.forensics.explanation import Finding, Heatmap, Reason, Row, count, factor, keys, ranges, rows_of_case
 from fuzz_attn.forensics.lab import FAR, PACKED, Array, Cells, Lab, beyond, by_row
-from fuzz_attn.inputs.custom_masks import sees
+from fuzz_attn.inputs.batch_rows import sees
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 NARROW: Final = 128.0

@@ -18,8 +18,7 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.mask_recipes import CAUSAL
-from fuzz_attn.case.recipes import PoisonRecipe
+from fuzz_attn.case.recipes import CAUSAL, PoisonRecipe
 from fuzz_attn.errors import ProbeError, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import rows_of_case
 from fuzz_attn.inputs.page_map import PageMap, page_map

@@ -12,7 +12,7 @@ from fuzz_attn.forensics.attended_keys import Recovered, kind_of_cell, reason_of
 from fuzz_attn.forensics.explanation import Finding, Row, factor, keys, rows_of_case
 from fuzz_attn.forensics.lab import FAR, Array, Lab, by_row, without_scores
 from fuzz_attn.forensics.score_terms import READABLE, Comparison
-from fuzz_attn.inputs.custom_masks import sees
+from fuzz_attn.inputs.batch_rows import sees
 from fuzz_attn.oracle.logits import score_scale
 
 CONTROL: Final = -1.0

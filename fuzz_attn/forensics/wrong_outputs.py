@@ -16,7 +16,7 @@ from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.forensics.accesses import element_of, packed_words
 from fuzz_attn.forensics.explanation import Finding, count, factor, ranges, rows_of_case
 from fuzz_attn.forensics.lab import Array, Lab
-from fuzz_attn.inputs.custom_masks import custom_masks, seen_keys
+from fuzz_attn.inputs.batch_rows import custom_masks, seen_keys
 from fuzz_attn.inputs.storage import elements_in, far_axis
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.mask_recipes import Custom
-from fuzz_attn.inputs.batch_rows import Rows, rows_of
-from fuzz_attn.inputs.custom_masks import custom_masks, needed_keys
-from fuzz_attn.inputs.poison import table_poison
+from fuzz_attn.case.recipes import Custom
+from fuzz_attn.inputs.batch_rows import Rows, custom_masks, needed_keys, rows_of
 from fuzz_attn.inputs.random_bits import Integers, Stream
+from fuzz_attn.inputs.storage import table_poison
 
 _PERMUTATION, _REPETITION = 1, 2
 

@@ -14,35 +14,34 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.attention_case import AttentionCase, far_length
 from fuzz_attn.case.cache_layout import CacheFormat
-from fuzz_attn.case.checks import far_length
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.mask_recipes import CAUSAL, Custom, Mask
 from fuzz_attn.case.parts import CallForm, FarAxis, LaunchHints
-from fuzz_attn.case.recipes import BiasDType, LogSumExp, QQBiasRecipe, SlotPoison
+from fuzz_attn.case.recipes import CAUSAL, BiasDType, Custom, LogSumExp, Mask, QQBiasRecipe, SlotPoison
 from fuzz_attn.case.visibility import Visibility
-from fuzz_attn.inputs import biases
-from fuzz_attn.inputs.batch_rows import rows_of
-from fuzz_attn.inputs.custom_masks import Bits as Masked
-from fuzz_attn.inputs.custom_masks import custom_masks, needed_keys
-from fuzz_attn.inputs.numbers import Numbers, numbers_of
+from fuzz_attn.inputs.batch_rows import Bits as Masked
+from fuzz_attn.inputs.batch_rows import custom_masks, needed_keys, rows_of
+from fuzz_attn.inputs.numbers import Numbers, alibi_slopes, numbers_of, qq_bias, sinks
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
 from fuzz_attn.inputs.page_map import PageMap, needed_of_batch, page_map
-from fuzz_attn.inputs.poison import bias_poison, output_poison, slot_poison, table_poison
 from fuzz_attn.inputs.random_bits import Floats
 from fuzz_attn.inputs.storage import (
     Bits,
     bias_bits,
+    bias_poison,
     cache_memory,
     heads_view,
+    output_poison,
     packed_memory,
     poisoned,
     rounded,
+    slot_poison,
     spread,
     stride_of,
     strided,
+    table_poison,
     tensor_of,
     tensors_over,
     with_large_offsets,
@@ -469,14 +468,14 @@ def _scale(scale: float, dtype: DTypeName, device: str) -> torch.Tensor | None:
 def _slopes(case: AttentionCase, device: str) -> torch.Tensor | None:
     if case.alibi is None:
         return None
-    return _bias_vector(bias_bits(biases.alibi_slopes(case.alibi, case), case.alibi.dtype), case.alibi.dtype, device)
+    return _bias_vector(bias_bits(alibi_slopes(case.alibi, case), case.alibi.dtype), case.alibi.dtype, device)
 
 
 def _qq_bias(case: AttentionCase, device: str) -> torch.Tensor | None:
     if case.qq_bias is None:
         return None
     recipe = case.qq_bias
-    bits = bias_bits(biases.qq_bias(recipe, case), recipe.dtype)
+    bits = bias_bits(qq_bias(recipe, case), recipe.dtype)
     live, columns = bits.shape
     memory, view = _bias_memory(recipe, (live + recipe.extra_rows, columns), bits.dtype)
     view[:live] = bits
@@ -500,7 +499,7 @@ def _bias_memory(recipe: QQBiasRecipe, shape: tuple[int, int], dtype: npt.DTypeL
 def _sinks(case: AttentionCase, device: str) -> torch.Tensor | None:
     if case.sinks is None:
         return None
-    dtype, numbers = case.sinks.dtype, biases.sinks(case.sinks, case)
+    dtype, numbers = case.sinks.dtype, sinks(case.sinks, case)
     bits = bias_bits(numbers, dtype) if dtype == "float64" else rounded(numbers, dtype)
     return _bias_vector(bits, dtype, device)
 

@@ -1,11 +1,11 @@
 """The audit: which bugs would a campaign find? Mutants of kernels are judged on the cases of a default campaign.
 
 - A mutant is a seeded bug, that is an edit of our kernels (package ``seeded``), or a change of any Triton kernel's IR
-  (``ir_operators``, made with ``ir_rewriting``).
+  (``ir_operators``).
 - ``audit`` runs a whole audit. ``audit_pool`` spreads the mutants over worker processes and replaces those that die;
   ``audit_worker`` is what such a worker does, with the messages of ``audit_messages``.
 - ``batch_runner`` judges a batch of mutants case by case, so that each case is drawn, materialised and referenced once
-  for all. ``fixed_tolerances`` judge the same outputs.
+  for all. Fixed tolerances judge the same outputs.
 - ``audit_results`` are the mutants, outcomes and scores, ``survivors`` the known survivors with their reasons,
   ``audit_report`` the text.
 """

@@ -6,6 +6,7 @@ are ``Any`` here: an operation gets back what it has drawn or read itself.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -38,6 +39,8 @@ FRUITLESS_ROUNDS: Final = 3
 """After so many rounds in which everything was refused, a campaign ends."""
 MOST_REDUCTIONS: Final = 12
 """Reductions of the refusals of one place; after that they are only counted."""
+ALL_SHARDS: Final = -1
+"""Stands for a shard in the seeds of what all shards share."""
 
 
 class Key(Protocol):
@@ -456,3 +459,9 @@ class Operation(ABC):
         """Return what the kernel did wrong, in words, from more launches."""
         words = f"nothing explains failures of {self.name} yet"
         return Explanation((Finding("unknown", words),))
+
+
+def derived_seed(campaign: int, shard: int, number: int) -> int:
+    """Return the seed of one round of one shard, unrelated to the seeds of all other rounds."""
+    text = f"{campaign}/{shard}/{number}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big")

@@ -2,7 +2,7 @@
 
 - ``reference`` computes both for a batch, block by block (``row_blocks``): ``logits`` the exact scores and their
   errors, ``error_bound`` the weights and what reaches the output, from the ``roundings`` that a target's
-  ``rounding_model`` allows; ``allowed_roundings`` has those of narrow types. ``exactness`` finds rows without errors.
+  ``rounding_model`` allows. ``exactness`` finds rows without errors.
 - ``emulation`` computes with the roundings of a model to nearest, which shows what errors a target probably makes.
 - ``comparison`` compares an output with the reference. The ``verdict`` holds the result.
 """

@@ -15,11 +15,10 @@ import torch
 
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.allowed_roundings import dtype_of, query_dtype
 from fuzz_attn.oracle.logits import score_scale
 from fuzz_attn.oracle.reference import output_factor
 from fuzz_attn.oracle.rounding_model import RoundedTo, RoundingModel
-from fuzz_attn.oracle.roundings import UNIT
+from fuzz_attn.oracle.roundings import UNIT, dtype_of, query_dtype
 from fuzz_attn.oracle.row_blocks import RowBlock
 
 SEGMENT: Final = 64

@@ -18,7 +18,7 @@ import torch
 
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle import allowed_roundings
+from fuzz_attn.oracle import roundings
 from fuzz_attn.oracle.conditions import every, maximum_of, minimum_of, places_of, some, some_between
 from fuzz_attn.oracle.exactness import exact_columns
 from fuzz_attn.oracle.logits import NO_SINK, Logits, accumulation_unit, anchored
@@ -181,14 +181,14 @@ def value_term(
     """
     unit = accumulation_unit(probability_dtype(tensors, model), tensors, model)
     summed = sum_units(logits.terms, tensors, model)
-    flushed = (logits.rescales + 2.0).mul_(allowed_roundings.lost_exponential(tensors, model))
+    flushed = (logits.rescales + 2.0).mul_(roundings.lost_exponential(tensors, model))
     exact = _exact_sums(logits, block, flushed, unit, tensors, model)
     if exact is not None and every(exact[0]):
         moved = exact[1]
     else:
         moved = _rounded_sums(weights, logits, block, moved_output, (summed, flushed, unit), tensors, model)
         moved = moved if exact is None else torch.where(*exact, moved)
-    return moved + allowed_roundings.lost_products(logits.terms + 4.0, summed, tensors, model)
+    return moved + roundings.lost_products(logits.terms + 4.0, summed, tensors, model)
 
 
 def _exact_sums(
@@ -226,9 +226,7 @@ def _rounded_sums(
     rest = factors.add(1.0).mul_(1.0 + value_unit(tensors, model)).sub_(1.0)
     sizes, moved = _changed_terms(weights, logits, block, rest, flushed, tensors, model)
     if large is not None:
-        added = (
-            gamma(additions(logits, block, unit), unit).clamp_max_(allowed_roundings.ENDLESS).masked_fill(~large, 0.0)
-        )
+        added = gamma(additions(logits, block, unit), unit).clamp_max_(roundings.ENDLESS).masked_fill(~large, 0.0)
         moved = moved.addcmul(largest_sums(sizes, weights, *moved_output).add_(moved), added)
     return moved
 
@@ -279,7 +277,7 @@ def _lost_by_small_weights(
     """
     cast, least = probability_unit(tensors, model), half_denormal(probability_dtype(tensors, model))
     rounded = cast > 0.0 and some_between(largest, 0.0, least / cast)
-    if not rounded and allowed_roundings.lost_exponential(tensors, model) == FLUSHED:
+    if not rounded and roundings.lost_exponential(tensors, model) == FLUSHED:
         return None
     if not rounded:
         return torch.zeros_like(largest)
@@ -314,9 +312,7 @@ def rows_by_sign(summed: torch.Tensor, tensors: AttentionTensors, model: Roundin
     enough where they are small beside the cast of P. It is necessary where products are rounded to a narrow type, or
     parts of split operands, which need not have the signs of their values.
     """
-    if allowed_roundings.passes(probability_dtype(tensors, model), model) > 1 or allowed_roundings.product_unit(
-        tensors, model
-    ):
+    if roundings.passes(probability_dtype(tensors, model), model) > 1 or roundings.product_unit(tensors, model):
         return None
     large = summed > NEGLIGIBLE_DRIFT * probability_unit(tensors, model)
     return large if some(large) else None
@@ -358,27 +354,27 @@ def sum_units(terms: torch.Tensor, tensors: AttentionTensors, model: RoundingMod
     of partial sums to narrow types.
     """
     probability = probability_dtype(tensors, model)
-    terms = terms * allowed_roundings.passes(probability, model) + 5
-    units = gamma(terms, accumulation_unit(probability, tensors, model)).clamp_max_(allowed_roundings.ENDLESS)
-    narrow = allowed_roundings.product_unit(tensors, model)
+    terms = terms * roundings.passes(probability, model) + 5
+    units = gamma(terms, accumulation_unit(probability, tensors, model)).clamp_max_(roundings.ENDLESS)
+    narrow = roundings.product_unit(tensors, model)
     return units.mul_(1 + narrow).add_(narrow) if narrow else units
 
 
 def probability_dtype(tensors: AttentionTensors, model: RoundingModel) -> torch.dtype:
     """Return the type that P is cast to."""
-    return allowed_roundings.dtype_of(model.probability, tensors)
+    return roundings.dtype_of(model.probability, tensors)
 
 
 def probability_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
     """Return the relative error of P's cast: 0 for float32, unless the dot cuts it."""
     dtype = probability_dtype(tensors, model)
-    return allowed_roundings.operand_unit(dtype, model) or cast_unit(dtype)
+    return roundings.operand_unit(dtype, model) or cast_unit(dtype)
 
 
 def value_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
     """Return the relative error of V as operand of the dot: cut to fewer bits, or not rounded after dequantisation."""
     query = tensors.query.dtype
-    unit = allowed_roundings.operand_unit(probability_dtype(tensors, model), model)
+    unit = roundings.operand_unit(probability_dtype(tensors, model), model)
     if not model.rounds_dequantised and tensors.kv_dtype != query and not is_fp8_dtype(query):
         unit += unit_roundoff(query)
     return unit
@@ -386,7 +382,7 @@ def value_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
 
 def counts_exactly(tensors: AttentionTensors, model: RoundingModel) -> bool:
     """Return whether rows of equal weights have exact sums where their values lie on a coarse grid."""
-    rounded = allowed_roundings.rounds_on_the_way(model) or value_unit(tensors, model)
+    rounded = roundings.rounds_on_the_way(model) or value_unit(tensors, model)
     return model.normalises_last and not rounded and scales_exactly(tensors)
 
 
@@ -414,7 +410,7 @@ def normaliser_units(tensors: AttentionTensors, logits: Logits, model: RoundingM
     scaling = 4 + is_fp8_dtype(tensors.query.dtype) + 2 * is_fp8_dtype(tensors.output.dtype)
     units = gamma(terms + (1 + scaling), UNIT)
     cast = probability_unit(tensors, model)
-    return allowed_roundings.denominator_units(units, logits.terms, logits.rescales, cast, tensors, model)
+    return roundings.denominator_units(units, logits.terms, logits.rescales, cast, tensors, model)
 
 
 def stored_bound(expected: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

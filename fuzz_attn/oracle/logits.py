@@ -15,12 +15,11 @@ import torch
 
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle import allowed_roundings
-from fuzz_attn.oracle.allowed_roundings import SCORE_ROUNDINGS, Rounding
+from fuzz_attn.oracle import roundings
 from fuzz_attn.oracle.conditions import has_zero, maximum_of, some
 from fuzz_attn.oracle.exactness import rows_of_equal_weights, significant_keys
 from fuzz_attn.oracle.rounding_model import EXP_UNITS, RoundingModel
-from fuzz_attn.oracle.roundings import OVERFLOW, UNDERFLOW, UNIT, grown, unit_roundoff
+from fuzz_attn.oracle.roundings import OVERFLOW, SCORE_ROUNDINGS, UNDERFLOW, UNIT, Rounding, grown, unit_roundoff
 from fuzz_attn.oracle.row_blocks import RowBlock
 
 SECOND_ORDER: Final = 1 + 2.0**-16
@@ -69,7 +68,7 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     scores = (queries @ keys).mul_(scale).view(shape)
     products = (queries.abs() @ keys.abs()).view(shape)
     error = _scores_error(block, scores, products, tensors, model)
-    rounding = allowed_roundings.rounding_to(model.scores, tensors)
+    rounding = roundings.rounding_to(model.scores, tensors)
     error = rounding.after(scores, error, SCORE_ROUNDINGS, max(1.0, abs(scale)))
     if tensors.softcap:
         scores, error = _capped(scores, error, tensors.softcap, model)
@@ -81,14 +80,14 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     sink = _sinks(tensors, block)
     top = torch.maximum(exact.amax(-1, keepdim=True), sink)
     sink_error = _rounded_sink_error(sink, torch.zeros_like(top), rounding)
-    error, sink_error = allowed_roundings.softmax_errors(
+    error, sink_error = roundings.softmax_errors(
         (error, sink_error), (exact, sink), top, (num_visible, rescales), tensors, model
     )
     exponent, rise = scores - top, _rise(exact, error, top, sink, sink_error)
     error = exp_error(exponent, rise, rescales, model.exp_units).add_(error).mul_(SECOND_ORDER)
     own = exp_error(sink - top, rise, rescales + 1.0, model.exp_units)
     sink_error = own.add_(sink.abs(), alpha=UNIT).add_(sink_error)
-    narrow = allowed_roundings.row_overflows(block, scores, top, scale, tensors, model)
+    narrow = roundings.row_overflows(block, scores, top, scale, tensors, model)
     logits = Logits(
         exact=exact,
         error=error,
@@ -101,7 +100,7 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
         overflows=_either(_overflows(products, block.hidden, max(1.0, abs(scale))), narrow),
     )
     logits = _with_significant_keys(logits, exponent, rise, model.exp_units)
-    if not model.normalises_last or allowed_roundings.rounds_on_the_way(model) or not some(top == 0.0):
+    if not model.normalises_last or roundings.rounds_on_the_way(model) or not some(top == 0.0):
         return logits
     zero = (products == 0.0) if biases is None else (products + biases == 0.0)
     return _with_equal_rows(logits, zero, ~block.hidden, tanh_shift(tensors.softcap, model))
@@ -139,9 +138,9 @@ def product_units(tensors: AttentionTensors, model: RoundingModel) -> float:
     base 2), and where the model allows it operands cut to fewer bits, or in parts, and K left unrounded after
     dequantisation.
     """
-    query, operand = tensors.query.dtype, allowed_roundings.query_dtype(tensors, model)
+    query, operand = tensors.query.dtype, roundings.query_dtype(tensors, model)
     total = 1 + grown(6 if is_fp8_dtype(query) else 4, UNIT)
-    total *= (1 + allowed_roundings.operand_unit(operand, model)) ** 2
+    total *= (1 + roundings.operand_unit(operand, model)) ** 2
     if not model.rounds_dequantised and tensors.kv_dtype != query:
         total *= 1 + unit_roundoff(query)
     return total - 1
@@ -154,8 +153,8 @@ def addition_units(queries: torch.Tensor, tensors: AttentionTensors, model: Roun
     a row with ``n`` numbers other than 0 has ``n - 1`` additions that round. One that truncates may cut its other
     operand.
     """
-    operand = allowed_roundings.query_dtype(tensors, model)
-    unit, passes = accumulation_unit(operand, tensors, model), allowed_roundings.passes(operand, model)
+    operand = roundings.query_dtype(tensors, model)
+    unit, passes = accumulation_unit(operand, tensors, model), roundings.passes(operand, model)
     if unit > UNIT or passes > 1:
         return queries.new_full((*queries.shape[:-1], 1), grown(queries.shape[-1] * passes, unit))
     if has_zero(queries):
@@ -181,14 +180,14 @@ def _scores_error(
     scale = abs(score_scale(tensors))
     products, additions = product_units(tensors, model), addition_units(block.queries, tensors, model)
     underflow = block.keys.shape[-1] * UNDERFLOW * max(1.0, scale)
-    operand = allowed_roundings.query_dtype(tensors, model)
-    if allowed_roundings.passes(operand, model) == 1 and not allowed_roundings.rounds_dots(model):
+    operand = roundings.query_dtype(tensors, model)
+    if roundings.passes(operand, model) == 1 and not roundings.rounds_dots(model):
         units = (additions * (products + 0.5)).add_(products).mul_(scale)
         return (sizes * units).addcmul_(scores.abs(), additions, value=0.5).add_(underflow)
     units = (1 + products) * (1 + additions) - 1
     magnitudes = sizes * scale
     error = (magnitudes * units).add_(underflow)
-    return allowed_roundings.dot_error(error, magnitudes, block.keys, scale, units, tensors, model)
+    return roundings.dot_error(error, magnitudes, block.keys, scale, units, tensors, model)
 
 
 def accumulation_unit(operands: torch.dtype, tensors: AttentionTensors, model: RoundingModel) -> float:
@@ -198,7 +197,7 @@ def accumulation_unit(operands: torch.dtype, tensors: AttentionTensors, model: R
         slack = max(model.fp8_dot_slack, model.tensor_core_slack)
     elif operands.itemsize == 2 or model.input_precision != "ieee":
         slack = max(slack, model.tensor_core_slack)
-    return slack * unit_roundoff(allowed_roundings.dtype_of(model.accumulate, tensors))
+    return slack * unit_roundoff(roundings.dtype_of(model.accumulate, tensors))
 
 
 def softcap_error(
@@ -241,7 +240,7 @@ def exp_error(
     ``rescales + 1`` exponentials loses ``units``. Numerator and denominator use the same exponentials, so there is no
     further error.
     """
-    lost = rescales.add(1.0).mul_(allowed_roundings.lost_by_one(units * UNIT))
+    lost = rescales.add(1.0).mul_(roundings.lost_by_one(units * UNIT))
     return exponent.abs().mul_(2.5 * UNIT).add_(lost.add(rise, alpha=2.5 * UNIT))
 
 
@@ -258,7 +257,7 @@ def cancelling_error(rescales: torch.Tensor, units: float = EXP_UNITS) -> torch.
     output by at most ``n (exp(a) - 1) (1/2 + b) sum_j p_j |v_j - o|``. With ``c`` the other errors of a key,
     ``exp(error) - 1`` is ``(exp(c) - 1) (1 + b) + b``, whose last ``b`` may become that.
     """
-    each = allowed_roundings.lost_by_one(units * UNIT) * SECOND_ORDER
+    each = roundings.lost_by_one(units * UNIT) * SECOND_ORDER
     together = (rescales * each).clamp_max_(1.0).expm1_()
     return (together - rescales * math.expm1(each) * (together + 0.5)).clamp_min_(0.0)
 
@@ -293,7 +292,7 @@ def _with_significant_keys(logits: Logits, exponent: torch.Tensor, rise: torch.T
         return logits
     count = significant.sum(-1, keepdim=True, dtype=torch.float64)
     rescales = torch.minimum(logits.rescales, count + 2)
-    error = logits.error.sub_((logits.rescales - rescales).mul_(allowed_roundings.lost_by_one(exp_units * UNIT)))
+    error = logits.error.sub_((logits.rescales - rescales).mul_(roundings.lost_by_one(exp_units * UNIT)))
     cancelling = cancelling_error(rescales, exp_units)
     return replace(
         logits,

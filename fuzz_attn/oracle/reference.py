@@ -1,17 +1,31 @@
-"""The reference: each exact output in float64, and the largest error that a correct kernel may make in it."""
+"""The reference: each exact output in float64, and the largest error that a correct kernel may make in it.
+
+For a log-sum-exp, a kernel computes ``m + log(sum_j exp(z_j - m))`` with its own largest logit ``m``, in base 2 or e,
+of all keys at once or of several segments whose results it adds in the same way. Its error has these parts, in natural
+exponents:
+
+- Errors of the logits, those of the exponentials among them. ``m`` cancels, so the result lies between the exact ones
+  for all logits as small and as large as they may be; the distance to the latter is larger, as the exponential is
+  convex. An error that all keys of a row share counts, unlike in the softmax.
+- A segment's result is rounded once, and its logarithm has an error. Both are errors of all logits of the segment.
+- The relative error of the sum, ``s``, moves its logarithm by at most ``-log(1 - s)``.
+- The logarithm's own error, the sum with ``m``, and the conversion between bases.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 
+from fuzz_attn.case.recipes import LogSumExp
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle import allowed_roundings
+from fuzz_attn.oracle import roundings
 from fuzz_attn.oracle.conditions import maximum_of
 from fuzz_attn.oracle.error_bound import (
     MAX_DRIFT,
@@ -24,14 +38,19 @@ from fuzz_attn.oracle.error_bound import (
     value_term,
     weights_of,
 )
-from fuzz_attn.oracle.log_sum_exp import OF_NO_KEY, log_sum_exp
-from fuzz_attn.oracle.logits import Logits, logits_of
+from fuzz_attn.oracle.logits import NO_SINK, SECOND_ORDER, Logits, logits_of, tanh_shift
 from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.oracle.roundings import FLUSHED, OVERFLOW
+from fuzz_attn.oracle.roundings import FLUSHED, LOG_UNITS, OVERFLOW, UNIT, gamma
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
 
 PLAIN_MODEL = RoundingModel()
 """The default model: plain torch implementations, and kernels that round P to the type of q."""
+LAST_UNITS: Final = 3.0
+"""Units that the sum with the largest logit, the product with log(2) or log2(e) and that constant lose, of the result
+or of the largest logit. One of them is the last rounding."""
+
+OF_NO_KEY: Final = {"-inf": -math.inf, "inf": math.inf, "0": 0.0}
+"""The log-sum-exp of a row that sees no key, by the word of a recipe."""
 
 
 @dataclass(frozen=True)
@@ -161,9 +180,9 @@ def attend_block(block: RowBlock, tensors: AttentionTensors, model: RoundingMode
     error = (output.abs() + moved).mul_(units).add_(summed).mul_(units.mul(2.0).add_(1.0)).add_(moved)
     factor = output_factor(tensors)
     scaled, error = (output, error) if factor == 1.0 else (output * factor, error.mul_(abs(factor)))
-    error = allowed_roundings.output_error(scaled, error, tensors, model)
+    error = roundings.output_error(scaled, error, tensors, model)
     expected, bound = stored_bound(scaled, error, tensors.output.dtype)
-    limit = min(OVERFLOW, allowed_roundings.value_limit(tensors, model))
+    limit = min(OVERFLOW, roundings.value_limit(tensors, model))
     expected, bound = _sanitised(expected, bound, logits, block, limit)
     judged = weights.drift <= MAX_DRIFT
     if block.empty is not None:  # such a row is 0, with and without a sink
@@ -215,3 +234,49 @@ def _sanitised(
         visible = (logits.exact > -torch.inf).double().flatten(2, 3)
         unknown |= ~(visible @ block.value_sizes < limit).view_as(expected)
     return expected.masked_fill(unknown, 0.0), bound.masked_fill(unknown, torch.inf)
+
+
+def log_sum_exp(
+    logits: Logits, block: RowBlock, form: LogSumExp, tensors: AttentionTensors, model: RoundingModel
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-sum-exp of each row of a block and its bound, both ``[B, num_kv_heads, Q, group]``.
+
+    No row is ill-conditioned: the bound is rigorous for logit errors of any size.
+    """
+    sink = logits.sink if form.with_sinks else torch.full_like(logits.sink, NO_SINK)
+    terms, errors = _joined(logits.exact, sink), _joined(logits.error, logits.sink_error)
+    exact = terms.logsumexp(-1)
+    count = block.num_visible[:, None, :, None]
+    logarithm = LOG_UNITS * UNIT * count.log1p().clamp_min(1.0)
+    sizes = exact.abs()
+    segments = torch.maximum(terms.clamp_min(NO_SINK).abs(), sizes[..., None]) * UNIT + logarithm[..., None]
+    error = (terms + (errors + segments)).logsumexp(-1) - exact
+    if logits.equal_rows is not None:
+        error = error + tanh_shift(tensors.softcap, model) * logits.equal_rows[..., 0]
+    error = error - (-_sum_units(logits, tensors, model)[..., 0]).log1p()
+    converted = torch.maximum(sizes, logits.top[..., 0].abs()) * (LAST_UNITS * UNIT)
+    error = (error + logarithm + converted) * SECOND_ORDER
+    error = roundings.rounding_to(model.lse, tensors).after(exact, error, 1)
+    if logits.overflows is not None:
+        error = error.masked_fill(logits.overflows[..., 0], torch.inf)
+    factor = 1.0 if form.base == "e" else 1.0 / math.log(2.0)
+    value, bound = stored_bound(exact * factor, error * factor, torch.float32)
+    if block.empty is None:
+        return value, bound
+    rows = block.empty[:, None, :, None]
+    return value.masked_fill(rows, OF_NO_KEY[form.empty]), bound.masked_fill(rows, smallest_bound(torch.float32))
+
+
+def _joined(keys: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    """Return the logits of the keys and of the sink along one axis."""
+    return torch.cat([keys, sink.expand(*keys.shape[:-1], 1)], -1)
+
+
+def _sum_units(logits: Logits, tensors: AttentionTensors, model: RoundingModel) -> torch.Tensor:
+    """Return the relative error of the sum, in any order, with its rescalings and the sink: below 1, ``[..., 1]``."""
+    terms = logits.terms.expand(*logits.exact.shape[:-1], 1)
+    if logits.equal_rows is not None:
+        terms = terms.masked_fill(logits.equal_rows, 0.0)
+    units, cast = gamma(terms + 1.0, UNIT), probability_unit(tensors, model)
+    found = roundings.denominator_units(units, logits.terms, logits.rescales, cast, tensors, model)
+    return found.clamp_max(1.0)

@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any, Final
 
 from fuzz_attn.case.attention_case import replace
-from fuzz_attn.case.mask_recipes import Custom
+from fuzz_attn.case.recipes import Custom
 from fuzz_attn.inputs.tensors import custom_mask_of
 from fuzz_attn.inputs.transforms import constant, in_float32
 from fuzz_attn.oracle.reference import attend

@@ -18,7 +18,7 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.owners import Owner, owner_of
 from fuzz_attn.properties.refusal import Refusal, Stage
 from fuzz_attn.targets import target
-from fuzz_attn.ttir.rejections import rejection_of
+from fuzz_attn.ttir.lowering import rejection_of
 from fuzz_attn.ttir.triton_compat import is_unknown_option
 
 REFUSING: Final = (AssertionError, ValueError, NotImplementedError, TypeError)

@@ -22,7 +22,7 @@ from fuzz_attn.errors import (
     NotCompiledInterrupt,
     UnsupportedByBackendError,
 )
-from fuzz_attn.inputs.copies import copied, snapshot_of, still_holds, with_outputs_of, without_gradients
+from fuzz_attn.inputs.output_tensors import copied, snapshot_of, still_holds, with_outputs_of, without_gradients
 from fuzz_attn.inputs.storage import storage_bytes
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise, outputs_of
 from fuzz_attn.oracle.reference import Reference, attend

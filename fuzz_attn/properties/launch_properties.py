@@ -13,17 +13,23 @@ import msgspec
 import torch
 
 from fuzz_attn.backends.backend import Observation
-from fuzz_attn.inputs.copies import same_bytes
-from fuzz_attn.inputs.output_tensors import OutputTensor
+from fuzz_attn.inputs.output_tensors import OutputTensor, same_bytes
 from fuzz_attn.inputs.storage import elements_in
 from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.allowed_roundings import denominator_units, lost_exponential, lost_products, output_error
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.error_bound import probability_dtype, probability_unit, stored_bound, sum_units, value_unit
 from fuzz_attn.oracle.reference import Expected, output_factor
 from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.oracle.roundings import UNIT, gamma, half_denormal
+from fuzz_attn.oracle.roundings import (
+    UNIT,
+    denominator_units,
+    gamma,
+    half_denormal,
+    lost_exponential,
+    lost_products,
+    output_error,
+)
 from fuzz_attn.oracle.row_blocks import RowBlock, largest_seen
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.experiment import Experiment

@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from fuzz_attn.case.aspects import FEATURES, MASK_FEATURES, Feature, all_features_of, with_feature
-from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace, translated
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.mask_recipes import CAUSAL
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.case.recipes import PoisonRecipe, SlotPoison, TablePoison
-from fuzz_attn.case.translation import translated
+from fuzz_attn.case.recipes import CAUSAL, PoisonRecipe, SlotPoison, TablePoison
 from fuzz_attn.errors import CaseError
 
 OWN_FAMILIES: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked")

@@ -10,9 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz_attn.case import not_drawn
-from fuzz_attn.engine.journal import POSSIBLE_HANG
-from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
-from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
+from fuzz_attn.engine.run_folder import POSSIBLE_HANG
 from fuzz_attn.properties.refusal import NOT_REDUCED
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.printing import count, whole

@@ -23,10 +23,10 @@ from fuzz_attn.engine.events import (
     SavedPassed,
     Started,
     WorkerReady,
+    time_to_fuzz,
 )
 from fuzz_attn.engine.listeners.results import pass_in_words
 from fuzz_attn.engine.listeners.statistics import Statistics, Tally
-from fuzz_attn.engine.time_limit import time_to_fuzz
 from fuzz_attn.report.printing import PIPE_SECONDS, count, safe, show, whole
 from fuzz_attn.report.summary import features_line, progress_line
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from fuzz_attn.simulator.codegen.program import Plan, Program
 from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.mask_outcomes import Masks
+from fuzz_attn.simulator.order import DEFAULT_WARPS, StoreOrder
 from fuzz_attn.simulator.runtime.elementwise import Undefined
 from fuzz_attn.simulator.runtime.hints import times, unequal
 from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.runtime.ranges import HIGH, LOW, Range, Taint
-from fuzz_attn.simulator.sanitizers.mask_outcomes import Masks
-from fuzz_attn.simulator.sanitizers.order import DEFAULT_WARPS, StoreOrder
 from fuzz_attn.simulator.torch_compat import modes_disabled
 
 Array = npt.NDArray[Any]

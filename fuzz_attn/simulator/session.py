@@ -1,32 +1,55 @@
-"""A session: the launches of one `simulate` block, and what the sanitizers found in them."""
+"""A session: the launches of one `simulate` block, their arguments, and what the sanitizers found in them.
+
+*Probes* find whether what a launch does depends on a number that an integer operation leaves undefined. A launch that
+met one is run again from the same memory with other numbers in the place of undefined results. If it stores, accesses
+or reports the same, the undefined numbers do not matter: masks and selections drop them. Only programs with an
+operation that may be undefined are prepared for it, with copies of what they store to.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fuzz_attn.denormals import kept_denormals
-from fuzz_attn.errors import LoweringError, UnsupportedOperation
-from fuzz_attn.simulator.codegen.program import Program
+from fuzz_attn.errors import LoweringError, SimulatorError, UnsupportedOperation
+from fuzz_attn.simulator.access_checks import EmptyWatcher, Layout, RaceTracker, Shadows
+from fuzz_attn.simulator.codegen.program import Plan, Program
 from fuzz_attn.simulator.execution import Run
-from fuzz_attn.simulator.findings import Finding
-from fuzz_attn.simulator.gpu_limits import grid_finding, require_shared_memory
-from fuzz_attn.simulator.launch_arguments import memory_of, scalar_key, scalars, watch_races
+from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.order import DEFAULT_WARPS
 from fuzz_attn.simulator.process_memory import keep_freed_memory
+from fuzz_attn.simulator.runtime.elementwise import Seen
+from fuzz_attn.simulator.runtime.float_formats import STORAGE
 from fuzz_attn.simulator.runtime.memory import Memory
-from fuzz_attn.simulator.sanitizers.order import DEFAULT_WARPS
-from fuzz_attn.simulator.sanitizers.uninitialised import EmptyWatcher, Shadows
 from fuzz_attn.simulator.simulator import Simulator, definition_of
 from fuzz_attn.simulator.torch_compat import modes_disabled
-from fuzz_attn.simulator.undefined_probes import probe, snapshot
 from fuzz_attn.ttir.argument_types import Bound, grid_of
-from fuzz_attn.ttir.ir import Function
+from fuzz_attn.ttir.ir import Function, Location
 from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
-from fuzz_attn.ttir.triton_compat import launches_replaced
+from fuzz_attn.ttir.lowering import SCALAR_TYPES, TORCH_TYPES
+from fuzz_attn.ttir.triton_compat import launches_replaced, reinterpreted_type
+
+_VIEWED: Final = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
+"""Types that numpy does not know, and as what it sees their elements."""
+FAR_STRIDE: Final = 2**20
+"""The least stride, in elements, of rows that are tracked without what lies between them."""
+LIMITS: Final = {"x": 2**31 - 1, "y": 65535, "z": 65535}
+"""The most programs along each axis, on NVIDIA GPUs of any age that Triton supports."""
+Array = npt.NDArray[Any]
+
+MOST_COPIED: Final = 2**26
+"""Bytes of tensors that are copied for probes at most; a launch that stores to larger ones is not probed."""
+
+_GARBAGE: Final[tuple[Callable[[int], int], ...]] = (lambda width: -1, lambda width: (2 ** (width - 1) - 1) // 3)
+"""The numbers that stand for undefined results, by width: what a GPU's division by 0 gives, and a large one."""
 
 
 @dataclass(slots=True)
@@ -152,3 +175,191 @@ def simulate(simulator: Simulator | None = None) -> Iterator[Session]:
     session = Session(simulator or Simulator())
     with launches_replaced(session.launch), session.watcher():
         yield session
+
+
+def scalar_key(bound: Bound) -> tuple[object, ...]:
+    """Return the numbers of a launch; floats by their text, since 0.0 equals -0.0 and NaN does not equal itself."""
+    values = [value for (_, type_), value in zip(bound.form.passed, bound.passed, strict=True) if type_[0] != "*"]
+    return tuple([value if value.__class__ is int else repr(value) for value in values])
+
+
+def scalars(bound: Bound) -> list[Any]:
+    """Return an array for each number and None for each tensor."""
+    arguments = zip(bound.form.passed, bound.passed, strict=True)
+    return [None if type_[0] == "*" else _scalar(value, type_) for (_, type_), value in arguments]
+
+
+def _scalar(value: Any, type_: str) -> Any:
+    dtype = SCALAR_TYPES[type_]
+    array = np.array([value], dtype)
+    return array.view(f"i{dtype.itemsize}") if dtype.kind == "u" else array
+
+
+def memory_of(name: str, value: Any, shadows: Shadows) -> Memory:
+    """Return the memory of a tensor argument, with its shadow if it has one.
+
+    Raises SimulatorError for a tensor that is not on the CPU.
+    """
+    tensor = value if isinstance(value, torch.Tensor) else _reinterpreted(value)
+    if not tensor.is_cpu:
+        raise SimulatorError(f"argument {name!r} is on {tensor.device}; the simulator runs on CPU tensors")
+    layout = _layout(tensor.shape, tensor.stride())
+    element = TORCH_TYPES[tensor.dtype][1]
+    memory = Memory(name, _flat(tensor, layout, element), element, layout)
+    memory.address = tensor.data_ptr()
+    memory.shift = int(tensor.storage_offset())
+    memory.storage = (tensor.untyped_storage().data_ptr(), memory.flat.itemsize)
+    if shadows:
+        memory.written = shadows.find(tensor)
+    return memory
+
+
+def watch_races(memories: list[Memory], stored: Iterable[Memory]) -> None:
+    """Give a race tracker to the memories that share a storage with one of those in which the launch stores."""
+    for storage in {memory.storage for memory in stored} - {None}:
+        sharing = [memory for memory in memories if memory.storage == storage]
+        tracker = _tracker(sharing)
+        for memory in sharing:
+            memory.tracker = tracker
+
+
+def _tracker(sharing: list[Memory]) -> RaceTracker:
+    """Return the tracker of a storage; where its tensors have rows far apart, only their rows take memory."""
+    size = max(memory.shift + memory.extent for memory in sharing)
+    stride = max(memory.layout.levels[0][0] if memory.layout.levels else 1 for memory in sharing)
+    if stride < FAR_STRIDE:
+        return RaceTracker(size)
+    width = max(memory.shift % stride + (memory.extent - 1) % stride + 1 for memory in sharing)
+    return RaceTracker(size, stride, width) if width < stride else RaceTracker(size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
+    return Layout(tuple(shape), tuple(strides))
+
+
+def _flat(tensor: torch.Tensor, layout: Layout, element: str) -> Any:
+    """Return the storage from a tensor's first element to its last one, without a copy."""
+    if layout.empty:
+        return np.zeros(0, STORAGE[element])
+    elements = tensor.detach() if tensor.requires_grad else tensor
+    if not elements.is_contiguous():
+        elements = elements.as_strided((layout.extent,), (1,))
+    viewed = _VIEWED.get(tensor.dtype)
+    if viewed is not None:
+        elements = elements.view(viewed)
+    return elements.numpy().reshape(-1).view(STORAGE[element])
+
+
+def _reinterpreted(wrapper: Any) -> torch.Tensor:
+    """Return the tensor inside the wrapper that `triton.reinterpret` returns, viewed as its other type."""
+    name = reinterpreted_type(wrapper)
+    for dtype, (triton_name, _) in TORCH_TYPES.items():
+        if triton_name == name:
+            base: torch.Tensor = wrapper.base
+            return base.view(dtype)
+    raise SimulatorError(f"a tensor reinterpreted as {name} is not supported")
+
+
+def grid_finding(kernel: str, location: Location, extents: tuple[int, int, int]) -> Finding | None:
+    """Return the finding of a grid that is too large along some axis, at the kernel's definition; None for others."""
+    for (axis, limit), extent in zip(LIMITS.items(), extents, strict=True):
+        if extent > limit:
+            message = f"{extent} programs along {axis}, and a GPU launches at most {limit}"
+            kind, bounds = FindingKind.GRID_TOO_LARGE, (0, limit + 1)
+            return Finding(kind, kernel, location, (0, 0, 0), f"grid.{axis}", extent, bounds, message)
+    return None
+
+
+LIMIT: Final = 227 * 1024
+"""The bytes that a block may have on an H100, the device that kernels are lowered for."""
+
+
+def require_shared_memory(kernel: str, needed: int, location: Location) -> None:
+    """Raise :class:`LoweringError` for a kernel that cannot have the shared memory it needs at least.
+
+    Triton raises `OutOfResources` for it at the launch. What a kernel needs at least is the largest second operand of
+    a dot: all of it is there at once, whatever the layouts and the number of warps. Copies in a pipeline, other
+    operands and exchanges between threads come on top and are not estimated: a GPU refuses more kernels, and none
+    fewer.
+    """
+    if needed > LIMIT:
+        reason = f"out of resource: shared memory, required: at least {needed}, hardware limit: {LIMIT}"
+        raise LoweringError(
+            f"{kernel} cannot be launched: {reason}",
+            error="OutOfResources",
+            reason=reason,
+            location=f"{location.file}:{location.line}",
+            stated=True,
+        )
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Copies of the memories that a launch stores to, and of what is known of their elements."""
+
+    memories: Sequence[Memory]
+    copies: list[tuple[Array, Array | None]]
+
+    def restore(self) -> None:
+        """Let the memories hold what they held."""
+        for memory, (elements, written) in zip(self.memories, self.copies, strict=True):
+            memory.flat[...] = elements
+            if memory.written is not None and written is not None:
+                memory.written[...] = written
+
+    def differs(self) -> bool:
+        """Return whether the memories now hold other bits."""
+        return any(
+            memory.flat.tobytes() != elements.tobytes()
+            or (memory.written is not None and written is not None and not np.array_equal(memory.written, written))
+            for memory, (elements, written) in zip(self.memories, self.copies, strict=True)
+        )
+
+
+def snapshot(memories: Sequence[Memory]) -> Snapshot | None:
+    """Return copies of memories, None if they are too large."""
+    if sum(memory.flat.nbytes for memory in memories) > MOST_COPIED:
+        return None
+    copies = [(one.flat.copy(), None if one.written is None else one.written.copy()) for one in memories]
+    return Snapshot(memories, copies)
+
+
+def probe(run: Run, plan: Plan, passed: list[Any], before: Snapshot) -> list[Finding]:
+    """Return a finding for each line whose undefined results change what a finished run did; memory is as it was."""
+    after = snapshot(before.memories)
+    if after is None:
+        return []
+    seen = run.masks.seen.copy()
+    try:
+        sites = list(run.undefined.seen)
+        if not _changed(run, plan, passed, before, after, sites):
+            return []
+        alone = [site for site in sites if _changed(run, plan, passed, before, after, [site])]
+        return [_finding(run, site, run.undefined.seen[site]) for site in alone or sites[:1]]
+    finally:
+        after.restore()
+        run.masks.seen[: len(seen)] = seen
+
+
+def _changed(run: Run, plan: Plan, passed: list[Any], before: Snapshot, after: Snapshot, sites: Sequence[int]) -> bool:
+    """Return whether the launch does something else with some garbage in the place of undefined results of lines."""
+    for garbage in _GARBAGE:
+        before.restore()
+        again = Run(run.program, run.masks, run.grid, warps=run.warps)
+        again.undefined.garbage = dict.fromkeys(sites, garbage)
+        watch_races([one for one in passed if isinstance(one, Memory)], before.memories)
+        try:
+            again.execute(Plan(plan.scalars), passed)
+        except Exception:  # noqa: BLE001 - such as a loop that garbage makes too long; the run had none
+            return True
+        if again.findings.keys() != run.findings.keys() or after.differs():
+            return True
+    return False
+
+
+def _finding(run: Run, site: int, seen: Seen) -> Finding:
+    message = f"{seen.words}: the result is undefined, and what the launch stores or accesses depends on it"
+    place, program = run.program.sites[site], run.position(seen.program)
+    kind = FindingKind.UNDEFINED_INTEGER
+    return Finding(kind, run.program.name, place, program, "", 0, (0, 0), message, seen.count)

@@ -1,8 +1,8 @@
 """Targets: what can be fuzzed, how it is found and how it is called.
 
 ``target`` holds the class, ``built_in`` this project's own kernels, ``loading`` finds a target by its specification.
-``bindings`` describes how each family's kernels are called. ``torch_defaults`` keeps a target's changes to torch's
-defaults away from the rest of the process.
+:mod:`fuzz_attn.binding` says how it is called. ``process_state`` keeps a target's changes to torch's defaults, and to
+others of Python, away from the rest of the process.
 """
 
 from fuzz_attn.case.domain import Domain

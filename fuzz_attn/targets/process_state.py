@@ -1,4 +1,4 @@
-"""State of the process that a target may change: Python's limits, folder, streams, warnings, collector and builtins."""
+"""Process state: what a target changes of its process, torch's defaults among it, is kept from everything else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+
+from fuzz_attn.denormals import flushes_denormals
 
 
 @contextmanager
@@ -52,3 +56,66 @@ def _current_folder() -> str:
         return os.getcwd()
     except OSError:
         return ""
+
+
+class Defaults(NamedTuple):
+    """What torch does where a call does not say it.
+
+    ``dtype`` and ``device`` are those of a new tensor. ``deterministic`` and ``only_warns`` are the arguments of
+    ``torch.use_deterministic_algorithms``.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    threads: int
+    deterministic: bool
+    only_warns: bool
+    flushes_denormals: bool
+    grad: bool
+
+    def set(self) -> None:
+        """Set all in torch. The CPU is set as None, because an explicit default device slows every call down."""
+        torch.set_default_dtype(self.dtype)
+        torch.set_default_device(None if self.device.type == "cpu" else self.device)
+        torch.set_num_threads(self.threads)
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.only_warns)
+        torch.set_flush_denormal(self.flushes_denormals)
+        torch.set_grad_enabled(self.grad)
+
+
+def current() -> Defaults:
+    """Return the defaults that torch uses now."""
+    return Defaults(
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        flushes_denormals(),
+        torch.is_grad_enabled(),
+    )
+
+
+_left_by_targets: Defaults | None = None
+"""The defaults that targets have set, None where they are the harness's own."""
+
+
+@contextmanager
+def target_defaults() -> Iterator[None]:
+    """Restore the defaults that targets have set before, and on exit the harness's own.
+
+    A target that stays in torch's inference mode leaves it, too: this mode ends here as it began.
+    """
+    global _left_by_targets  # noqa: PLW0603 - torch's defaults belong to the process, and so do a target's changes to them
+    own = current()
+    with torch.inference_mode(torch.is_inference_mode_enabled()):
+        torch.set_grad_enabled(own.grad)  # the line above switches it on
+        if _left_by_targets is not None:
+            _left_by_targets.set()
+        try:
+            yield
+        finally:
+            left = current()
+            _left_by_targets = None if left == own else left
+            if left != own:
+                own.set()

@@ -23,9 +23,8 @@ from fuzz_attn.case.plain import shortened
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.targets.process_state import restored_process_state
+from fuzz_attn.targets.process_state import restored_process_state, target_defaults
 from fuzz_attn.targets.published.gpu_answers import gpu_answers
-from fuzz_attn.targets.torch_defaults import target_defaults
 
 
 class Called(NamedTuple):

@@ -19,8 +19,7 @@ from triton.compiler import ASTSource
 from triton.runtime import Autotuner, JITFunction
 
 from fuzz_attn.errors import LoweredInterrupt
-from fuzz_attn.ttir.compiled import Compiled
-from fuzz_attn.ttir.triton_compat import TARGET, source_digest
+from fuzz_attn.ttir.triton_compat import TARGET, Compiled, source_digest
 
 COMPILES_LAUNCHERS: Final = hasattr(nvidia, "compile_module_from_src")
 """Whether Triton also compiles a C function for each signature, with which a kernel is launched; 3.6 does."""

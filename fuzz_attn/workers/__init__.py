@@ -2,5 +2,5 @@
 
 ``worker_process`` is the parent's end of a process and ``worker`` the child's, which answers from forks (``fork``) and
 may share a GPU (``sharing``); ``messages`` go between them, and a ``launch_clock`` says when one is late.
-``fork_service`` starts a ``fork_server``, whose forks (``forked_process``) these processes are.
+``fork_service`` starts a ``fork_server``, whose forks these processes are.
 """

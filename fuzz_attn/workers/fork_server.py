@@ -32,7 +32,7 @@ import msgspec
 
 from fuzz_attn.workers.descendants import adopt_orphans, end_children
 from fuzz_attn.workers.fork import die_with_parent
-from fuzz_attn.workers.fork_request import Request
+from fuzz_attn.workers.fork_service import Request
 
 LONGEST_REQUEST: Final = 2**20
 REQUEST_SECONDS: Final = 5.0

@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from fuzz_attn.backends.mps.gpu_sharing import APART, FOLDER, broken_mark, variables
+from fuzz_attn.backends.gpus import APART, FOLDER, broken_mark, variables
 from fuzz_attn.workers.messages import DEVICE_LOST, HARNESS_FAILED, SHARES_AGAIN, DeviceStarted
 
 CANNOT_START: Final = 112

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .masks import visibility_mask
 from .paged_cache import dequantize, locate_keys, slot_offsets
-from .scores import alibi_bias, apply_softcap, load_qq_bias
+from .scores import alibi_bias, apply_softcap, load_qq_bias, visibility_mask
 from .softmax import Softmax, online_softmax_update, start_with_sinks
 
 

@@ -8,8 +8,7 @@ import triton.language as tl
 
 from ..common.paged_cache import Cache, load_kv_scales, load_scale
 from ..common.query_blocks import Factors, attend_tiles, start_softmax
-from ..common.rows import load_queries
-from ..common.sequences import find_seq_idx, first_q_block, load_sequence
+from ..common.rows import find_seq_idx, first_q_block, load_queries, load_sequence
 from ..common.softmax import Softmax
 
 

@@ -6,11 +6,10 @@
 import triton
 import triton.language as tl
 
-from ..common.masks import Visibility, tile_range, visible_keys
 from ..common.outputs import store_rows
 from ..common.paged_cache import Pages
 from ..common.rows import head_dims, q_block_rows
-from ..common.scores import QQBias
+from ..common.scores import QQBias, Visibility, tile_range, visible_keys
 from .blocks import attend_q_block, locate_q_block
 
 

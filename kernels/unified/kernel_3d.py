@@ -6,10 +6,9 @@
 import triton
 import triton.language as tl
 
-from ..common.masks import Visibility, tile_range, visible_keys
 from ..common.paged_cache import Pages
 from ..common.rows import head_dims, q_block_rows
-from ..common.scores import QQBias
+from ..common.scores import QQBias, Visibility, tile_range, visible_keys
 from .blocks import attend_q_block, locate_q_block
 from .segments import partial_index, segment_tiles
 

@@ -12,10 +12,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..common.masks import tile_range, visible_keys
 from ..common.outputs import convert_output
-from ..common.rows import head_dims
-from ..common.sequences import cdiv_fn, find_seq_idx, load_sequence
+from ..common.rows import cdiv_fn, find_seq_idx, head_dims, load_sequence
+from ..common.scores import tile_range, visible_keys
 from ..common.softmax import finite_shift, normalize
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from fuzz_attn.case import checks
+from fuzz_attn.case import attention_case
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, Sequence
 from fuzz_attn.engine.judges.in_process import InProcess
@@ -37,7 +37,7 @@ def target_in(folder: str) -> str:
     return f"{path}:target"
 
 
-with mock.patch.object(checks, "MAX_TOTAL_ELEMENTS", 2**32):
+with mock.patch.object(attention_case, "MAX_TOTAL_ELEMENTS", 2**32):
     target = target_in(sys.argv[1]) if sys.argv[1:] else "unified"
     with InProcess(Setup(target, "unified", "cuda")) as judge:
         for name, case in (("small", SMALL), ("far", replace(SMALL, sequences=SMALL.sequences[:1] * 66))):

@@ -28,7 +28,7 @@ from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Order, Setup
-from fuzz_attn.operations.seeds import derived_seed
+from fuzz_attn.operations.operation import derived_seed
 
 CASES: Final = 480
 REPEATS: Final = 3

@@ -23,7 +23,7 @@ from fuzz_attn.engine.compiling.rehearsal import Rehearsal, compile_most
 from fuzz_attn.engine.compiling.rounds import CASES
 from fuzz_attn.engine.schedule import ON_GPU, play_round, play_shared_round
 from fuzz_attn.operations.attention.drawing import SharedRound, shared_round
-from fuzz_attn.operations.seeds import derived_seed
+from fuzz_attn.operations.operation import derived_seed
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
 from fuzz_attn.targets.loading import load_target

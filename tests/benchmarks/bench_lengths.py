@@ -17,7 +17,7 @@ The faults, each in every row and head of the output, which is exact apart from 
 
 A fault of keys is found by the oracle if the launch exceeds its bound, or else a launch of the property ``few_values``.
 
-The rules of vLLM's and FlashAttention's tests are those of :mod:`fuzz_attn.mutation.fixed_tolerances`.
+The rules of vLLM's and FlashAttention's tests are those of :mod:`fuzz_attn.mutation.batch_runner`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.storage import storage_bytes
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.mutation.audit_results import RULES
-from fuzz_attn.mutation.fixed_tolerances import AllowedErrors, allowed_errors, stored
+from fuzz_attn.mutation.batch_runner import AllowedErrors, allowed_errors, stored
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.properties.experiment import Experiment, Launch

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.mutation.fixed_tolerances import stored
+from fuzz_attn.mutation.batch_runner import stored
 from fuzz_attn.oracle.reference import BlockReference, attend_block, output_factor
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks

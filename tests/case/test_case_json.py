@@ -40,8 +40,9 @@ STRUCTS = sorted(
         member
         for module in (attention_case, compile_key, parts, recipes)
         for member in vars(module).values()
-        if inspect.isclass(member) and issubclass(member, Plain) and member not in (Plain, CaseFields, recipes.Recipe)
-    },
+        if inspect.isclass(member) and issubclass(member, Plain) and not member.__name__.startswith("_")
+    }
+    - {Plain, CaseFields, recipes.Recipe},
     key=lambda struct: struct.__name__,
 )
 
@@ -201,12 +202,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "extra_new_rows": 0,
         },
     },
+    "Causal": {"type": "causal"},
+    "Chunks": {"type": "chunks", "size": 16},
     "ConstantValues": {"type": "constant", "value": 1.0},
+    "Custom": {"type": "custom", "bits": "random", "causal": True, "empty_rows": False, "poisoned": False},
     "DenormalScores": {"type": "denormal"},
     "DenormalValues": {"type": "denormal"},
+    "Full": {"type": "full"},
     "IntegerValues": {"type": "integer"},
     "LevelScores": {"type": "level", "level": -20.0, "jitter": 0.5},
     "LogSumExp": {"base": "e", "order": "tokens", "with_sinks": True, "empty": "-inf"},
+    "Lookahead": {"type": "lookahead", "keys": 1},
     "NeedleScores": {"type": "needle", "place": "own", "strength": 8.0},
     "NormalScores": {"type": "normal", "spread": 1.0},
     "NormalValues": {"type": "normal"},
@@ -229,6 +235,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "RampScores": {"type": "ramp", "step": 0.25},
     "Sequence": {"context_len": 0},
     "SinkRecipe": {"level": 0.0, "spread": 1.0, "dtype": "float32"},
+    "TopLeft": {"type": "top_left"},
     "UniformScores": {"type": "uniform"},
 }
 """What a field means that a file of schema version 2 leaves out."""

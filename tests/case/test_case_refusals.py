@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case import checks
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.checks import MAX_TOTAL_ELEMENTS
+from fuzz_attn.case import attention_case
+from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS, AttentionCase
 from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
@@ -244,7 +243,7 @@ def sized_cases(draw: st.DrawFn) -> dict[str, Any]:
 def test_no_tensor_of_an_accepted_case_is_larger_than_the_limit(fields: dict[str, Any]) -> None:
     limit = 1000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checks, "MAX_TOTAL_ELEMENTS", limit)
+        patch.setattr(attention_case, "MAX_TOTAL_ELEMENTS", limit)
         try:
             case = AttentionCase(**fields)
         except CaseError:

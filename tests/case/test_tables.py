@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzz_attn.case.aspects import FEATURES_OF, all_features_of
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.checks import inexpressible
+from fuzz_attn.case.attention_case import AttentionCase, inexpressible
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DType, DTypeName
 from fuzz_attn.case.families import FAMILIES, Family

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz_attn.case.mask_recipes import CAUSAL, SIMPLEST, Chunks, Custom, Full, Lookahead, Mask, TopLeft
+from fuzz_attn.case.recipes import CAUSAL, SIMPLEST, Chunks, Custom, Full, Lookahead, Mask, TopLeft
 from fuzz_attn.case.visibility import Visibility
 
 WINDOWS = st.integers(0, 40)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.counterexamples import counterexample
@@ -28,13 +27,12 @@ def debugged(**given):
 """
 
 
-@pytest.mark.parametrize("backend", ["auto", "interpreter"])
-def test_prints_and_breakpoints_work(backend: str, tmp_path: Path, case: AttentionCase) -> None:
+def test_prints_and_breakpoints_work(tmp_path: Path, case: AttentionCase) -> None:
     (tmp_path / "debugged.py").write_text(DEBUGGED)
     wrong = msgspec.convert({"property_name": "oracle", "kind": "unwritten", "message": ""}, Verdict)
     path = counterexample.save(counterexample.signed("debugged.py:debugged", "unified", None, case, wrong), tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [SCRIPT, "replay", path.name, "--trust", "--in-process", "--backend", backend]
+    command = [SCRIPT, "replay", path.name, "--trust", "--in-process"]
     done = subprocess.run(
         command,
         cwd=tmp_path,

@@ -16,8 +16,7 @@ from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, Step
 from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, CaseNotCompiled, Finished, RoundCompiled
-from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
-from fuzz_attn.engine.listeners.statistics import PLAIN, Statistics, Tally, merged
+from fuzz_attn.engine.listeners.statistics import PLAIN, CountedRefusal, Statistics, Tally, merged
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Element, Verdict

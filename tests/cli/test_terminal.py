@@ -27,9 +27,8 @@ from fuzz_attn.engine.events import (
     Started,
     WorkerReady,
 )
-from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
 from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport, one_for_each_bug
-from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
 from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.errors import OutputError
 from fuzz_attn.oracle.verdict import Verdict

@@ -11,7 +11,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples.counterexample import signed
 from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureFound, Note, WorkerReady
-from fuzz_attn.engine.listeners.novelty import Novelty
+from fuzz_attn.engine.listeners.statistics import Novelty
 from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.engine.run_folder import covered_keys
 from fuzz_attn.engine.schedule import ON_CPU, play_round

@@ -13,17 +13,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, Event, FailureFound, Finished, Part, Started, WorkerReady
+from fuzz_attn.engine.events import (
+    WHOLE_RUN,
+    CaseJudged,
+    Event,
+    FailureFound,
+    Finished,
+    Part,
+    Started,
+    WorkerReady,
+    time_to_fuzz,
+)
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog, StatisticsLine, read_log, report_of
-from fuzz_attn.engine.listeners.novelty import Novelty
+from fuzz_attn.engine.listeners.statistics import Novelty
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run import fuzz_run, local_shards
+from fuzz_attn.engine.run import fuzz_run, shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun, run_and_log
 from fuzz_attn.engine.run.news import NEWS_NAME
 from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
-from fuzz_attn.engine.time_limit import time_to_fuzz
 from fuzz_attn.errors import FuzzAttnError, OutputError
-from fuzz_attn.workers.fork_request import VARIABLE
+from fuzz_attn.workers.fork_service import VARIABLE
 
 SHARD = """
 import os, signal, sys, time
@@ -61,7 +70,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FuzzRu
     """Return a function that makes a run whose shards execute a script."""
 
     def made(script: str, *listeners: Callable[[Event], None], **changes: Any) -> FuzzRun:
-        monkeypatch.setattr(local_shards, "COMMAND", (sys.executable, "-c", SHARD + script))
+        monkeypatch.setattr(shards, "COMMAND", (sys.executable, "-c", SHARD + script))
         return FuzzRun(plan_in(tmp_path, **changes), *listeners)
 
     return made

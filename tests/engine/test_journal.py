@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fuzz_attn.engine.journal import PAGE, Journal
+from fuzz_attn.engine.run_folder import PAGE, Journal
 from fuzz_attn.errors import OutputError
 
 

@@ -26,13 +26,18 @@ from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.events import RefusalReduced, WorkerReady
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners import statistics
-from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal, counted, merged
 from fuzz_attn.engine.listeners.results import Results
-from fuzz_attn.engine.listeners.statistics import Tally
+from fuzz_attn.engine.listeners.statistics import CountedRefusal, Tally, counted, merged_refusals
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import OutOfProbesError
-from fuzz_attn.operations.attention.refusals.reduction import Rule
-from fuzz_attn.operations.attention.refusals.rules import JUDGED_FOR_ONE, LEAST_SECONDS, MOST_SECONDS, MOST_TIME, Rules
+from fuzz_attn.operations.attention.refusals import (
+    JUDGED_FOR_ONE,
+    LEAST_SECONDS,
+    MOST_SECONDS,
+    MOST_TIME,
+    Rule,
+    Rules,
+)
 from fuzz_attn.operations.operation import FULL_ROUND, Probe
 from fuzz_attn.properties.refusal import NOT_REDUCED, Refusal
 from fuzz_attn.report.printing import text_of
@@ -304,7 +309,7 @@ def test_some_rounds_draw_from_the_whole_domain() -> None:
 
 def test_slow_reductions_leave_time_for_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("fuzz_attn.operations.attention.refusals.rules.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fuzz_attn.operations.attention.refusals.time.monotonic", lambda: now[0])
     probe = _probe(lambda case: case.sinks is not None, lambda case: case.heads.head_size == 80)
 
     def slow(cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
@@ -323,7 +328,7 @@ def test_slow_reductions_leave_time_for_cases(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_reduction_of_slow_compilations_ends_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now, probed = [0.0], list[int]()
-    monkeypatch.setattr("fuzz_attn.operations.attention.refusals.rules.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fuzz_attn.operations.attention.refusals.time.monotonic", lambda: now[0])
 
     def slow(cases: Sequence[AttentionCase]) -> Sequence[Refusal | None]:
         now[0] += 3.0 * len(cases)
@@ -400,7 +405,7 @@ def test_the_summary_lists_what_is_not_drawn_and_why() -> None:
 def test_counts_of_shards_are_merged_by_place() -> None:
     first = counted((), _refusal(1), cases=3, combination=("sinks",))
     second = counted(counted((), _refusal(2), cases=9), _refusal(1), cases=1, combination=("head size 8",))
-    assert merged((*first, *second)) == (
+    assert merged_refusals((*first, *second)) == (
         CountedRefusal(_refusal(2), 9),
         CountedRefusal(_refusal(1), 4, (("sinks",), ("head size 8",))),
     )

@@ -29,8 +29,7 @@ from fuzz_attn.engine.events import (
     name_of,
 )
 from fuzz_attn.engine.listeners.event_log import EventLog, report_of
-from fuzz_attn.engine.listeners.other_runs import united_with_other_runs
-from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
+from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug, united_with_other_runs
 from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.refusal import Refusal

@@ -21,8 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from fuzz_attn.targets.published.known_bindings import known_binding
-from fuzz_attn.targets.published.place import WheelPlace
+from fuzz_attn.targets.published.place import WheelPlace, known_binding
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]

@@ -21,7 +21,6 @@ from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.mask_recipes import CAUSAL, Custom, Lookahead
 from fuzz_attn.case.parts import (
     CallForm,
     DTypes,
@@ -33,7 +32,7 @@ from fuzz_attn.case.parts import (
     Sequence,
     Strides,
 )
-from fuzz_attn.case.recipes import AlibiRecipe, LogSumExp, PoisonRecipe, SinkRecipe
+from fuzz_attn.case.recipes import CAUSAL, AlibiRecipe, Custom, LogSumExp, Lookahead, PoisonRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.errors import FuzzAttnError
@@ -222,13 +221,14 @@ def results(folder: Path, kernels: Path, *arguments: str) -> dict[str, tuple[int
 def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
     options: tuple[str, ...], scripts: Path, kernels: Path
 ) -> None:
-    for name, case in CASES.items():
-        module, _, function = BUILT_IN_LAUNCHERS[case.family].partition(":")
-        save(scripts, f"right_{name}", f"standing.{module}:{function}", case)
-        save(scripts, f"broken_{name}", f"standing.{module}:broken_{case.family}", case)
+    chosen = {"unified", *[*CASES][len(options) :: 2]}
+    for name in chosen:
+        module, _, function = BUILT_IN_LAUNCHERS[CASES[name].family].partition(":")
+        save(scripts, f"right_{name}", f"standing.{module}:{function}", CASES[name])
+        save(scripts, f"broken_{name}", f"standing.{module}:broken_{CASES[name].family}", CASES[name])
     export(scripts)
     found = results(scripts, kernels, "--device", "cpu", *options)
-    for name in CASES:
+    for name in chosen:
         assert found[f"right_{name}"] == (0, "right\n")
         status, text = found[f"broken_{name}"]
         assert status == 1
@@ -316,21 +316,22 @@ def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: P
 
 
 def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernels: Path) -> None:
-    """Of what the kernels promise, with relations of each kind, and with large tensors in a file beside the script."""
+    """Of what the kernels promise, with two of four relations by turns, and with large tensors in a file beside it."""
     random = Random(7)
-    for family, place in BUILT_IN_LAUNCHERS.items():
+    for at, (family, place) in enumerate(BUILT_IN_LAUNCHERS.items()):
         target = built_in(family)
         assert target is not None
         domain, cache = target.domain, FAMILIES[family].cache
         # Values of a latent cache cannot change alone, and it has no scales. Packed keys have neither pages nor scales.
         plain = cache.is_latent or cache.is_packed
         own = ("batch_order", "head_permutation") if plain else ("unit_scales", "value_shift")
-        for relation in ("poison_independence", "value_shift" if cache.is_packed else "page_permutation", *own):
+        relations = ("poison_independence", "value_shift" if cache.is_packed else "page_permutation", *own)
+        for relation in relations[at % 2 :: 2]:
             save(scripts, f"{family}_{relation}", f"standing.{place}", drawn(domain, relation, random), relation)
     export(scripts)
     assert list(scripts.glob("*.safetensors"))
     found = results(scripts, kernels, "--device", "cpu")
-    assert len(found) == 4 * len(BUILT_IN_LAUNCHERS)
+    assert len(found) == 2 * len(BUILT_IN_LAUNCHERS)
     assert {name: text for name, (status, text) in found.items() if status} == {}
 
 
@@ -370,7 +371,7 @@ def drawn(domain: Domain, relation: str, random: Random) -> AttentionCase:
     """Return a case for which the relation holds, and which Triton's interpreter runs quickly and rightly."""
     while True:
         case = Sample(random).draw(cases(domain))
-        few = case.num_tokens * case.heads.num_query_heads * case.max_seq_len < 2000
+        few = case.num_tokens * case.heads.num_query_heads * case.max_seq_len < 500
         exact = {case.dtypes.q, case.dtypes.out} <= {"float32", "float16"}
         if few and exact and relation in relations_of(case, domain):
             return case

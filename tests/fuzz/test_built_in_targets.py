@@ -11,16 +11,16 @@ from fuzz_attn.operations.registry import FAMILIES
 from fuzz_attn.report.mask_gaps import Explanation
 
 CASES = {
-    "unified": 100,
-    "paged": 60,
-    "context": 60,
-    "chunked": 60,
-    "extend": 60,
-    "mla_decode": 60,
-    "token_decode": 60,
-    "varlen": 60,
-    "merge_states": 60,
-    "cache_write": 100,
+    "unified": 60,
+    "paged": 40,
+    "context": 40,
+    "chunked": 40,
+    "extend": 40,
+    "mla_decode": 40,
+    "token_decode": 40,
+    "varlen": 40,
+    "merge_states": 40,
+    "cache_write": 60,
 }
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Set
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 from pathlib import Path
@@ -64,8 +65,8 @@ LINES_OF_A_MODULE: Final = 700
 
 NAMED_AFTER_OTHERS: Final = {"kernels", "strategies", "cli", "backends"}
 """Folders whose modules have the names of what they call, draw, start or run: of roles, recipes, commands, options."""
-NAMED_TWICE: Final = {"explanation", "reduction"}
-"""Names of modules that the engine also has, or has twice. The list only gets shorter."""
+NAMED_TWICE: Final = {"explanation"}
+"""Names of modules that the engine also has. The list only gets shorter."""
 
 
 def modules() -> dict[str, Path]:
@@ -113,7 +114,10 @@ def imports_of(module: str) -> set[str]:
     return {name for name in found if name and name != module}
 
 
-GRAPH: Final = {module: imports_of(module) for module in MODULES}
+@cache
+def graph_of_modules() -> dict[str, set[str]]:
+    """Return the modules of ours that each module imports; reading all sources takes seconds."""
+    return {module: imports_of(module) for module in MODULES}
 
 
 def part_of(module: str) -> str:
@@ -123,7 +127,7 @@ def part_of(module: str) -> str:
 
 def imports_between_parts() -> Iterator[tuple[str, str, str, str]]:
     """Yield (part, imported part, module, imported module) for each import of another part."""
-    for module, imported in GRAPH.items():
+    for module, imported in graph_of_modules().items():
         for name in sorted(imported):
             if part_of(module) != part_of(name):
                 yield part_of(module), part_of(name), module, name
@@ -184,12 +188,12 @@ def test_only_targets_import_the_kernels() -> None:
 
 
 def test_no_modules_import_in_a_cycle() -> None:
-    assert first_cycle(GRAPH) == []
+    assert first_cycle(graph_of_modules()) == []
 
 
 def test_no_packages_import_in_a_cycle() -> None:
     graph: dict[str, set[str]] = {}
-    for module, imported in GRAPH.items():
+    for module, imported in graph_of_modules().items():
         package = package_of(module)
         graph.setdefault(package, set()).update({package_of(name) for name in imported} - {package})
     assert first_cycle(graph) == []

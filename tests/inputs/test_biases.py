@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.inputs.biases import alibi_slopes, qq_bias, sinks, standard_slopes
+from fuzz_attn.inputs.numbers import alibi_slopes, qq_bias, sinks, standard_slopes
 from fuzz_attn.inputs.tensor_types import BIAS_DTYPES
 from fuzz_attn.inputs.tensors import materialise
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.inputs.copies import copied, with_outputs_of
+from fuzz_attn.inputs.output_tensors import copied, with_outputs_of
 from fuzz_attn.inputs.storage import storage_bytes
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.strategies.cases import cases

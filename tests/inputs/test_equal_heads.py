@@ -8,8 +8,7 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, SinkRecipe
-from fuzz_attn.inputs.biases import alibi_slopes, sinks
-from fuzz_attn.inputs.numbers import equal_heads, numbers_of
+from fuzz_attn.inputs.numbers import alibi_slopes, equal_heads, numbers_of, sinks
 
 
 def case_of(num_heads: int, seed: int) -> AttentionCase:

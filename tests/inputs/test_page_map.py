@@ -12,7 +12,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import PageLayout, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, TablePoison
 from fuzz_attn.inputs.page_map import PageMap, page_map
-from fuzz_attn.inputs.poison import table_poison
+from fuzz_attn.inputs.storage import table_poison
 from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.inputs.copies import snapshot_of, still_holds
+from fuzz_attn.inputs.output_tensors import snapshot_of, still_holds
 from fuzz_attn.inputs.storage import storage_bytes
 from fuzz_attn.inputs.tensors import materialise
 

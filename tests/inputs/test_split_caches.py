@@ -16,13 +16,12 @@ from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.inputs.numbers import numbers_of
 from fuzz_attn.inputs.page_map import page_map
-from fuzz_attn.inputs.poison import slot_poison
-from fuzz_attn.inputs.storage import rounded, storage_bytes
+from fuzz_attn.inputs.storage import rounded, slot_poison, storage_bytes
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, UNSIGNED
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.strategies.cases import cases
 
-QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, max_examples=120)
+QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, max_examples=50)
 SPLIT: tuple[Family, ...] = ("paged", "context", "chunked")
 DENSE: tuple[Family, ...] = ("context", "chunked")
 # Caches with large offsets have gigabytes of addresses and tests of their own.

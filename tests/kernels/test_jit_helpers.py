@@ -16,8 +16,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 import triton
 import triton.language as tl
 
+from fuzz_attn.kernels.common.rows import find_seq_idx
 from fuzz_attn.kernels.common.scores import apply_softcap, tanh
-from fuzz_attn.kernels.common.sequences import find_seq_idx
 from fuzz_attn.kernels.common.softmax import normalize, online_softmax_update
 from fuzz_attn.kernels.unified.segments import segment_tiles
 from fuzz_attn.oracle.rounding_model import EXP_UNITS

@@ -1,4 +1,7 @@
-"""`unified_attention` in Triton's interpreter against a slow float64 reference; `unified_problem.py` holds both."""
+"""`unified_attention` in the simulator, and partly in Triton's interpreter, against a slow float64 reference.
+
+`unified_problem.py` holds the calls and the reference.
+"""
 
 import math
 import os
@@ -11,6 +14,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("these tests run kernels on a CPU: set TRITON_INTERPRET=1 before Triton is imported")
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
+from fuzz_attn.backends.simulator import SimulatorBackend
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -95,14 +99,25 @@ DTYPES: dict[str, dict[str, Any]] = {
 }
 
 
+TABLES = (FEATURES, SHAPES, DTYPES)
+
+
+def interpreted() -> list[str]:
+    """Names of which the interpreter, which is slow, gets all types and a third of the others.
+
+    `tests/simulator/test_simulated_attention.py` compares it with the simulator on drawn cases.
+    """
+    return [*DTYPES, *[*FEATURES, *SHAPES][::3]]
+
+
 @pytest.mark.pairwise(
     name=tuple(DTYPES), num_segments={"2d": 0, "3d": 3}, features={"plain": {}, "everything": EVERYTHING}
 )
 def test_dtypes_agree_with_reference(
-    name: str, num_segments: int, features: dict[str, Any], unified: Any, interpreter: InterpreterBackend
+    name: str, num_segments: int, features: dict[str, Any], unified: Any, simulator: SimulatorBackend
 ) -> None:
     problem = unified.Problem(**(DTYPES[name] | features), num_segments=num_segments)
-    unified.assert_agrees(problem, interpreter)
+    unified.assert_agrees(problem, simulator)
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -110,22 +125,22 @@ def test_dtypes_agree_with_reference(
     ("num_segments", "q_dtype"), [(0, torch.float16), (3, torch.float32)], ids=["2d-fp16", "3d-fp32"]
 )
 def test_features_agree_with_reference(
-    name: str, num_segments: int, q_dtype: torch.dtype, unified: Any, interpreter: InterpreterBackend
+    name: str, num_segments: int, q_dtype: torch.dtype, unified: Any, simulator: SimulatorBackend
 ) -> None:
     changes: dict[str, Any] = {"q_dtype": q_dtype, "kv_dtype": q_dtype, "num_segments": num_segments} | FEATURES[name]
-    unified.assert_agrees(unified.Problem(**changes), interpreter)
+    unified.assert_agrees(unified.Problem(**changes), simulator)
 
 
 @pytest.mark.parametrize(("at", "name"), [*enumerate(SHAPES)])
-def test_shapes_agree_with_reference(at: int, name: str, unified: Any, interpreter: InterpreterBackend) -> None:
+def test_shapes_agree_with_reference(at: int, name: str, unified: Any, simulator: SimulatorBackend) -> None:
     features = EVERYTHING if at % 2 else {}
-    unified.assert_agrees(unified.Problem(**(features | SHAPES[name])), interpreter)
+    unified.assert_agrees(unified.Problem(**(features | SHAPES[name])), simulator)
 
 
 @pytest.mark.parametrize("num_segments", [1, 2, 5, 8, 40])
 @pytest.mark.parametrize("window", [0, 20], ids=["no_window", "window_20"])
 def test_any_number_of_segments_agrees_with_reference(
-    num_segments: int, window: int, unified: Any, interpreter: InterpreterBackend
+    num_segments: int, window: int, unified: Any, simulator: SimulatorBackend
 ) -> None:
     problem = unified.Problem(
         sequences=((1, 15), (4, 60), (1, 95)),
@@ -135,4 +150,11 @@ def test_any_number_of_segments_agrees_with_reference(
         window=window,
         sink=0.3,
     )
-    unified.assert_agrees(problem, interpreter)
+    unified.assert_agrees(problem, simulator)
+
+
+@pytest.mark.parametrize(("at", "name"), [*enumerate(interpreted())])
+def test_interpreter_agrees_with_reference(at: int, name: str, unified: Any, interpreter: InterpreterBackend) -> None:
+    changes = next(table[name] for table in TABLES if name in table)
+    path: dict[str, Any] = {"num_segments": 3} if at % 2 else {}
+    unified.assert_agrees(unified.Problem(**(path | changes)), interpreter)

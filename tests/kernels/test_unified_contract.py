@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from fuzz_attn.kernels.common.contract import ContractError
-from fuzz_attn.kernels.unified.call import UnifiedCall
-from fuzz_attn.kernels.unified.contract import check_unified
+from fuzz_attn.kernels.unified.call import UnifiedCall, check_unified
 from fuzz_attn.kernels.unified_attention import unified_attention
 
 Arguments = dict[str, Any]

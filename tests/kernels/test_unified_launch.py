@@ -17,7 +17,7 @@ from fuzz_attn.kernels.common.launch import (
     tile_size_for,
     value_size_padded_for,
 )
-from fuzz_attn.kernels.unified.launch import num_segments_for, plan_launch, q_blocks_for, segments_padded_for
+from fuzz_attn.kernels.unified.call import num_segments_for, plan_launch, q_blocks_for, segments_padded_for
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzz_attn.backends.interpreter import InterpreterBackend
+from fuzz_attn.backends.backend import Backend
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.kernels.common.contract import FP8_DTYPES
@@ -319,10 +319,11 @@ def assert_within(actual: torch.Tensor, expected: torch.Tensor, bound: torch.Ten
     assert (ratio <= 1).all(), f"{ratio.max():.3g} times the bound, row by row {ratio.amax((1, 2))}"
 
 
-def assert_agrees(problem: Problem, backend: InterpreterBackend) -> None:
+def assert_agrees(problem: Problem, backend: Backend) -> None:
     inputs = make_inputs(problem)
-    with backend.running():
+    with backend.running() as watch:
         actual = call(problem, inputs)
+    assert not watch.observations
     expected, derived = reference(problem, inputs), oracle(problem, inputs)
     assert_within(actual.double(), expected, derived["out"].bound)
     assert_within(derived["out"].value, expected, ORACLE_SHARE * derived["out"].bound)

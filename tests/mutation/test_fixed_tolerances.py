@@ -6,7 +6,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.mutation.audit_results import RULES
-from fuzz_attn.mutation.fixed_tolerances import allowed_errors
+from fuzz_attn.mutation.batch_runner import allowed_errors
 from fuzz_attn.oracle.reference import attend
 
 MIXED = AttentionCase((Sequence(2, 3), Sequence(1, 5)), family="paged", filter_by_query_len=True)

@@ -110,7 +110,7 @@ def test_a_bug_shrinks_to_one_token_and_one_head(tmp_path: Path) -> None:
 def test_attention_reads_what_was_written() -> None:
     target = OPERATION.load_target("cache_write", None, None)
     relation: Any = OPERATION.relations["read_back"]
-    cases = [case for case, _ in drawn(DOMAIN, 4, 240) if relation.holds(case, DOMAIN)]
+    cases = [case for case, _ in drawn(DOMAIN, 4, 120) if relation.holds(case, DOMAIN)]
     assert len({case.stored_as for case in cases}) == 5
     assert not [case for case in cases if KERNEL.judged(target, case, "read_back")]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fuzz_attn.inputs.output_tensors import OutputTensor
-from fuzz_attn.inputs.poison import output_poison
+from fuzz_attn.inputs.storage import output_poison
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.reference import Expected
 

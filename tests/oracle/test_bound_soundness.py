@@ -215,7 +215,7 @@ def ratios_of(mix: str, row_views: RowViews, writing: Writing, examples: int) ->
 
 @pytest.mark.parametrize("mix", MIXES)
 def test_correct_kernels_stay_within_the_bound_and_come_close(mix: str, row_views: RowViews, writing: Writing) -> None:
-    ratios = ratios_of(mix, row_views, writing, 120)
+    ratios = ratios_of(mix, row_views, writing, 60)
     assert max(ratios) <= 1.0
     assert max(ratios) >= 0.1
 

@@ -8,12 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replaced
 
-from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.attention_case import AttentionCase, replace, translated
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import NeedleScores
-from fuzz_attn.case.translation import translated
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import attend

@@ -29,7 +29,7 @@ from fuzz_attn.case.recipes import (
     UniformScores,
 )
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
-from fuzz_attn.oracle import log_sum_exp
+from fuzz_attn.oracle import reference
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
@@ -247,7 +247,7 @@ def in_rows(case: AttentionCase) -> AttentionTensors:
 def test_units_are_necessary(name: str, changes: str, row_views: RowViews, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = materialise(replace(BASE, **FEATURES[changes], lse=LogSumExp("2")))
     assert max(ratios_of(tensors, row_views)) <= 1.0
-    monkeypatch.setattr(log_sum_exp, name, getattr(log_sum_exp, name) / 4)
+    monkeypatch.setattr(reference, name, getattr(reference, name) / 4)
     assert max(ratios_of(tensors, row_views)) > 1.0
 
 

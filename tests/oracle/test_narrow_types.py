@@ -16,10 +16,10 @@ import torch
 
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.allowed_roundings import rounding_of_query
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
+from fuzz_attn.oracle.roundings import rounding_of_query
 
 RowViews = Callable[[AttentionTensors], Iterator[Any]]
 Builder = Callable[..., AttentionTensors]

@@ -17,8 +17,7 @@ from fuzz_attn.binding.signature import Signature
 from fuzz_attn.case.aspects import FEATURES_OF, Feature
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.mask_recipes import MaskKind
-from fuzz_attn.case.recipes import LogSumExp
+from fuzz_attn.case.recipes import LogSumExp, MaskKind
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle.reference import Expected, attend
 from fuzz_attn.strategies.cases import cases

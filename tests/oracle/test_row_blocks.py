@@ -69,7 +69,7 @@ def test_the_bound_of_a_row_does_not_depend_on_rows_beside_it(
     The bounds of ill-conditioned rows are not used.
     """
 
-    @settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=20, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(case=cases(Domain()))
     def compare(case: AttentionCase) -> None:
         assume(case.num_tokens <= 120)

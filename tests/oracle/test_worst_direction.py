@@ -17,7 +17,7 @@ from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, QQBiasRecipe, RampScores, ScoreRecipe, SinkRecipe
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
-from fuzz_attn.oracle import allowed_roundings, error_bound, logits
+from fuzz_attn.oracle import error_bound, logits, roundings
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.row_blocks import row_blocks
@@ -240,8 +240,8 @@ TERMS: dict[str, Term] = {
     "store in e5m2": (partial(store_dominates, dtype=torch.float8_e5m2), PLAIN, error_bound, "half_spacing"),
     "denormal weights": (denormals_dominate, PLAIN, error_bound, "half_denormal"),
     "denormal weights divided last": (divided_denormals_dominate, DIVIDES_LAST, error_bound, "half_denormal"),
-    "tf32 scores": (truncated_score_dominates, TF32_DOTS, allowed_roundings, "operand_unit"),
-    "tf32 weights": (truncated_weights_dominate, TF32_DOTS, allowed_roundings, "operand_unit"),
+    "tf32 scores": (truncated_score_dominates, TF32_DOTS, roundings, "operand_unit"),
+    "tf32 weights": (truncated_weights_dominate, TF32_DOTS, roundings, "operand_unit"),
 }
 
 
@@ -316,7 +316,7 @@ def test_additions_lose_units_of_the_larger_sum_of_one_sign(positive: float, by_
 def test_errors_of_rescalings_move_the_output_by_half_of_their_sum(unit: float) -> None:
     """Each rescaling changes the weights of a growing set of keys by a unit up or down."""
     random, count, largest = np.random.default_rng(2), 8, 0.0
-    together = math.expm1(count * allowed_roundings.lost_by_one(unit) * logits.SECOND_ORDER)
+    together = math.expm1(count * roundings.lost_by_one(unit) * logits.SECOND_ORDER)
     counted = together - float(logits.cancelling_error(torch.tensor([float(count)]).double(), unit / U))
     for size in (2, 30):
         weights, values = random.dirichlet(np.ones(size)), random.normal(size=size)

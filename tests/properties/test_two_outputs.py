@@ -34,7 +34,7 @@ from fuzz_attn.export.script import Source, script_of
 from fuzz_attn.forensics.lab import Lab
 from fuzz_attn.forensics.wrong_outputs import outside_findings, unwritten_findings
 from fuzz_attn.inputs.output_tensors import OutputTensor
-from fuzz_attn.inputs.poison import output_poison
+from fuzz_attn.inputs.storage import output_poison
 from fuzz_attn.inputs.tensors import OUTPUTS, AttentionTensors, materialise
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.logits import logits_of

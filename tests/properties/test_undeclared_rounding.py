@@ -25,7 +25,7 @@ from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.target import Target
 
 FOLDER = Path(__file__).parents[1] / "sample_targets"
-CASES = 8
+CASES = 4
 
 FLOAT32 = AttentionCase(
     (Sequence(3, 150),), heads=HeadLayout(1, 2, 32), softmax_scale=0.3, scores=NormalScores(3.0), seed=1

@@ -84,7 +84,7 @@ def opened(browser: Browser, address: str, view: str) -> tuple[Page, list[str], 
 
 @pytest.mark.parametrize(
     ("address", "view"),
-    [("run", "desktop"), ("run", "narrow and dark"), ("hostile", "phone"), ("trend", "dark")],
+    [("run", "narrow and dark"), ("hostile", "phone"), ("trend", "desktop")],
     indirect=["address"],
 )
 def test_a_page_loads_nothing_and_has_nothing_serious(browser: Browser, address: str, view: str) -> None:

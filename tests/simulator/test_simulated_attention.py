@@ -18,7 +18,7 @@ from fuzz_attn.simulator.session import simulate
 from fuzz_attn.simulator.simulator import Simulator
 from fuzz_attn.targets.loading import load_target
 
-DRAWN_CASES = int(os.environ.get("FUZZ_ATTN_SIMULATOR_CASES", "40"))
+DRAWN_CASES = int(os.environ.get("FUZZ_ATTN_SIMULATOR_CASES", "20"))
 """How many inputs are drawn; 2,000 before a release."""
 
 SIMULATOR = Simulator()

@@ -67,5 +67,5 @@ def full_domain() -> Domain:
 
 @pytest.fixture(scope="session")
 def drawn_cases(sample: Sampler) -> list[AttentionCase]:
-    """A sample of the cases of the full domain."""
-    return sample(cases(FULL))
+    """A sample of the cases of the full domain, so large that the share of a feature varies by a percentage point."""
+    return sample(cases(FULL), 3 * SAMPLE)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.aspects import ALL_FEATURES
-from fuzz_attn.case.checks import MAX_TOTAL_ELEMENTS
+from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import LaunchHints, Sequence
@@ -58,7 +58,8 @@ def test_shrinks_towards_one_token(minimal: Any, key: CompileKey) -> None:
         (lambda batch: len(batch) >= 2 and not batch[0].query_len and batch[1].query_len, (Sequence(0), Sequence(1))),
         (lambda batch: any(s.query_len > 1 and s.context_len for s in batch), (Sequence(2, 1),)),
         (lambda batch: not batch, ()),
-        (lambda batch: any(s.seq_len >= 9_000 for s in batch), (Sequence(1, 10_000),)),
+        (lambda batch: any(s.query_len and s.seq_len >= 9_000 for s in batch), (Sequence(1, 10_000),)),
+        (lambda batch: any(s.seq_len > 9_000 and not s.query_len for s in batch), (Sequence(0, 10_240), Sequence(1))),
         (lambda batch: any(s.query_len >= 2_000 for s in batch), (Sequence(2_047),)),
     ],
 )
@@ -118,7 +119,7 @@ def test_reaches_prompts_of_several_tiles_in_segments(sample: Any) -> None:
 
 def test_very_few_batches_are_extreme(sample: Any) -> None:
     drawn = sample(batches(key=CompileKey(launch=LaunchHints(tile_size=64))), 20_000)
-    longest = [max((s.seq_len for s in batch), default=0) for batch in drawn]
+    longest = [max((s.seq_len for s in batch if s.query_len), default=0) for batch in drawn]
     most_tokens = [max((s.query_len for s in batch), default=0) for batch in drawn]
     assert max(longest) >= 100_000
     assert max(most_tokens) >= 2048

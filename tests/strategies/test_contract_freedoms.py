@@ -9,15 +9,14 @@ from typing import Final, TypeAlias
 import pytest
 
 from fuzz_attn.case.aspects import FEATURES_OF, UNPUBLISHED_FEATURES
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.checks import far_length
+from fuzz_attn.case.attention_case import AttentionCase, far_length
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.mask_recipes import Chunks, Custom, Full, Lookahead, TopLeft
+from fuzz_attn.case.recipes import Chunks, Custom, Full, Lookahead, TopLeft
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.schedule import ON_CPU
-from fuzz_attn.operations.seeds import derived_seed
+from fuzz_attn.operations.operation import derived_seed
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.sampling.draws import Sample
 from fuzz_attn.targets.loading import load_target

@@ -48,7 +48,7 @@ def test_hypothesis_makes_the_same_cases_from_the_same_choices(family: Family) -
     keys, random = key_pool(domain)[::7], Random(3)
     for layouts in (None, layout_pool(family=family)[:2]):
         strategy = with_choices(cases(domain, keys=keys, layouts=layouts))
-        for _ in range(30):
+        for _ in range(12):
             sample = Sample(random)
             assert sample.draw(strategy) == hypothesis_makes(strategy, sample.choices)
 

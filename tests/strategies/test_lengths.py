@@ -16,7 +16,7 @@ from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.sampling.draws import Sample
 from fuzz_attn.targets.built_in import built_in
 
-COUNT = 25
+COUNT = 12
 TYPES = (
     DTypes(),
     DTypes("float16", "float16", "float16"),
@@ -40,4 +40,4 @@ def test_a_lost_key_is_found(dtypes: DTypes, num_keys: int, faults: ModuleType) 
         written = tensors.output.clone()
         written[:1] = faults.output_with(parts, lost, faults.LOST).to(written.dtype)
         found += not judge(tensors.with_outputs(out=written), attend(tensors, target.rounding_model)).passed
-    assert found >= COUNT - 1
+    assert found == COUNT

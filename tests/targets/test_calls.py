@@ -17,8 +17,8 @@ from fuzz_attn.binding.layouts import Layout
 from fuzz_attn.binding.matching import match_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.mask_recipes import Causal, Chunks, Custom, Full, Lookahead, Mask, TopLeft
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.recipes import Causal, Chunks, Custom, Full, Lookahead, Mask, TopLeft
 from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import BindingError, ReturnedOutputError

@@ -18,10 +18,9 @@ from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.targets import torch_defaults
+from fuzz_attn.targets import process_state
 from fuzz_attn.targets.loading import load_target
-from fuzz_attn.targets.process_state import restored_process_state
-from fuzz_attn.targets.torch_defaults import target_defaults
+from fuzz_attn.targets.process_state import restored_process_state, target_defaults
 
 HELD: list[Any] = []
 
@@ -72,16 +71,16 @@ SETTINGS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_of_torch_is_that_of_the_target_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_defaults, "_left_by_targets", None)
-    before = torch_defaults.current()
+    monkeypatch.setattr(process_state, "_left_by_targets", None)
+    before = process_state.current()
     with target_defaults():
         SETTINGS[name]()
-        changed = torch_defaults.current()
-    assert torch_defaults.current() == before != changed
+        changed = process_state.current()
+    assert process_state.current() == before != changed
     with target_defaults():
-        assert torch_defaults.current() == changed, "the target finds what it left"
+        assert process_state.current() == changed, "the target finds what it left"
         before.set()
-    assert torch_defaults.current() == before
+    assert process_state.current() == before
 
 
 def test_inference_mode_ends_with_the_call() -> None:

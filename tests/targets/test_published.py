@@ -15,12 +15,9 @@ import torch
 from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.errors import TargetError
 from fuzz_attn.targets.loading import load_target
-from fuzz_attn.targets.published.answers import Answers, answers_of
 from fuzz_attn.targets.published.gpu_answers import CAPABILITY, MULTIPROCESSORS, gpu_answers
-from fuzz_attn.targets.published.importing import Folder, import_published
-from fuzz_attn.targets.published.known_bindings import known_binding, with_known
-from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, place_of
-from fuzz_attn.targets.published.stubs import Stub
+from fuzz_attn.targets.published.importing import Answers, Folder, Stub, answers_of, import_published
+from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, known_binding, place_of, with_known
 from fuzz_attn.targets.published.wheel import Wheel
 
 LAUNCHER = """

@@ -17,7 +17,7 @@ from fuzz_attn.case.not_drawn import sentences
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import materialise
-from fuzz_attn.targets import loading, torch_defaults
+from fuzz_attn.targets import loading, process_state
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
 from fuzz_attn.targets.loading import ENTRY_POINT_GROUP, as_target, load_target, target_names
 from fuzz_attn.targets.target import Target, slug_of
@@ -92,7 +92,7 @@ def test_files_with_the_same_name_are_two_modules(tmp_path: Path) -> None:
 
 
 def test_torch_defaults_of_a_target_do_not_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_defaults, "_left_by_targets", None)
+    monkeypatch.setattr(process_state, "_left_by_targets", None)
     path = tmp_path / "modern.py"
     path.write_text(
         "import torch\ntorch.set_default_device('meta')\ntorch.set_default_dtype(torch.float16)\nSEEN = []\n"
@@ -100,7 +100,7 @@ def test_torch_defaults_of_a_target_do_not_leak(tmp_path: Path, monkeypatch: pyt
     )
     target = load_target(f"{path}:attend", "unified")
     target.run(materialise(AttentionCase((Sequence(1),))))
-    assert torch_defaults.current()[:2] == (torch.float32, torch.device("cpu"))
+    assert process_state.current()[:2] == (torch.float32, torch.device("cpu"))
     ((made, given),) = target.call.__globals__["SEEN"]
     assert (made.dtype, made.device.type) == (torch.float16, "meta")
     assert {value.device.type for value in given.values() if isinstance(value, torch.Tensor)} == {"cpu"}

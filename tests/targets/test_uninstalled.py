@@ -47,12 +47,11 @@ def run(python: Path, checkout: Path, tmp_path: Path) -> Callable[..., subproces
     return call
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_command_line_runs_a_campaign(
-    workers: str, run: Callable[..., subprocess.CompletedProcess[str]], spec: Callable[[str], str]
+    run: Callable[..., subprocess.CompletedProcess[str]], spec: Callable[[str], str]
 ) -> None:
     target = ("--target", spec("unified_attention"), "--backend", "interpreter")
-    done = run("fuzz_attn.cli.main", "run", *target, "--max-cases", "12", "--workers", workers)
+    done = run("fuzz_attn.cli.main", "run", *target, "--max-cases", "12", "--workers", "2")
     assert "12 in" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
 

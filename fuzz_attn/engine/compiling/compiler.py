@@ -6,35 +6,45 @@ second, so it begins before that, where it can be told what the workers will say
 
 Each round is the work of one fork, which finds its kernels and compiles them. How many forks there are follows from how
 many rounds are ready that no shard has begun.
+
+*Reductions* are what the stage finds out about refusals, before they cost the shards of a run anything. A rehearsed
+case that host code or Triton's front end refuses is reduced to the smallest refused combination, in a fork that needs
+no GPU. All shards learn the rule, and the stage compiles nothing for compile keys that it excludes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
+from fuzz_attn.backends import gpus
+from fuzz_attn.backends.gpus import GpuFacts
+from fuzz_attn.binding.binding import Binding
 from fuzz_attn.engine.compiling.pool import Forks
-from fuzz_attn.engine.compiling.reductions import Reductions
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
-from fuzz_attn.engine.compiling.workers import Workers, answers_of, ask_workers, load_for, workers_of
-from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RoundCompiled, StageEvent
+from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RefusalReduced, RoundCompiled, StageEvent
 from fuzz_attn.engine.orders import Order, Ready, Setup
-from fuzz_attn.operations.operation import SharedRound
-from fuzz_attn.operations.registry import AnyCase, HoldsCases, operation_of
+from fuzz_attn.operations.operation import FULL_ROUND, MOST_REDUCTIONS, Probe, Rule, SharedRound
+from fuzz_attn.operations.registry import FAMILIES, AnyCase, AnyDomain, HoldsCases, load_target, operation_of
 from fuzz_attn.properties.refusal import Refusal, Site
 from fuzz_attn.workers.fork import die_with_parent
 
 if TYPE_CHECKING:
     from fuzz_attn.engine.compiling.rehearsal import Compiled, Refused, Rehearsal
+    from fuzz_attn.targets.published.gpu_answers import Gpu
+    from fuzz_attn.targets.target import Target
 
 AHEAD: Final = 2
 """So many rounds for each core are compiled that no shard has begun; then the stage rests."""
@@ -50,6 +60,10 @@ visited once. Of the rounds that all workers wait for at first, only those of on
 MOST_BEGUN: Final = 64
 """So many rounds are begun at once; the target may refuse nearly all of them, which costs nothing."""
 WAIT_SECONDS: Final = 0.1
+ANSWER_SECONDS: Final = 10.0
+"""A GPU has to tell its kind within this time."""
+KILL_SECONDS: Final = 1.0
+"""A process that a driver holds may outlive its being killed."""
 
 
 class Outcome(HoldsCases, frozen=True):
@@ -279,6 +293,156 @@ def main() -> None:
 
     for event in rounds_compiled(plan, expected(), ready):
         connection.send_bytes(msgspec.json.encode(event))
+
+
+class Reductions:
+    """The rules of a run's compile stage, and the reductions that are under way.
+
+    :meth:`wanted` says which refused cases to reduce, :meth:`reduce` does it in a fork, and :meth:`ended` takes what
+    the fork has found.
+    """
+
+    def __init__(self, domain: AnyDomain, rounds: Rounds) -> None:
+        self._refusals = operation_of(domain).refusals(domain)
+        self._rounds = rounds
+        self._under_way: dict[int, Site] = {}
+        self._begun: Counter[Site] = Counter()
+        self._next = -1
+
+    def accepted(self, cases: Iterable[AnyCase]) -> None:
+        """Note cases whose kernels are compiled; rules that exclude one are dropped."""
+        for case in cases:
+            self._refusals.judged(case)
+
+    def excludes(self, key: Any, number: int) -> bool:
+        """Return whether a round of a compile key need not be compiled; now and then it is, to check the rules."""
+        return number % FULL_ROUND != FULL_ROUND - 1 and self._refusals.excludes_key(key)
+
+    def wanted(self, refused: Iterable[Refused]) -> list[tuple[int, Refused]]:
+        """Return the refused cases that no rule explains, each with the number of its reduction.
+
+        No place is reduced twice at the same time, by the stage or a shard, because both would find the same rule.
+        """
+        return [
+            (self._start(refusal.site), (order, refusal))
+            for order, refusal in refused
+            if self._is_new(order.case, refusal.site)
+        ]
+
+    def _is_new(self, case: AnyCase, site: Site) -> bool:
+        busy = site in self._under_way.values() or self._begun[site] >= MOST_REDUCTIONS
+        known = busy or any(rule.matches(case) for rule in self._refusals.rules)
+        return not known and self._rounds.claim(site)
+
+    def _start(self, site: Site) -> int:
+        """Return the number of a new reduction, below those of rounds."""
+        number, self._next = self._next, self._next - 1
+        self._under_way[number] = site
+        self._begun[site] += 1
+        return number
+
+    def is_under_way(self, site: Site) -> bool:
+        """Return whether a place's refusal is being reduced."""
+        return site in self._under_way.values()
+
+    def reduce(self, refused: Refused, probe: Probe) -> bytes:
+        """Return the rules that a refused case leads to, as bytes, in a fork."""
+        order, refusal = refused
+        rules = self._refusals.refused(order.case, refusal, probe)
+        return msgspec.json.encode([self._refusals.told(rule)[1] for rule in rules])
+
+    def ended(self, number: int, result: bytes) -> list[RefusalReduced]:
+        """Take what a reduction has found, and tell the shards; a fork that died has found nothing."""
+        site = self._under_way.pop(number)
+        found = msgspec.json.decode(result, type=list[bytes]) if result else []
+        rules = [rule for each in found if (rule := self._refusals.heard(each)) is not None]
+        learned = [self._learned(rule) for rule in rules if self._learn(rule)]
+        self._rounds.release(site)  # not before the shards can learn the rules
+        return learned
+
+    def _learn(self, rule: Rule) -> bool:
+        self._refusals.learn([rule])
+        return rule in self._refusals.rules
+
+    def _learned(self, rule: Rule) -> RefusalReduced:
+        self._rounds.tell(*self._refusals.told(rule))
+        return RefusalReduced(WHOLE_RUN, rule.refusal, rule.words(self._refusals.full))
+
+
+class Workers(NamedTuple):
+    """The GPU of the workers, the domain that they draw from, and how they call the target."""
+
+    gpu: GpuFacts
+    domain: AnyDomain
+    binding: Binding | None
+
+
+def workers_of(setup: Setup, ready: Ready) -> Workers:
+    """Return what a worker says when it is ready on its GPU."""
+    assert ready.gpu is not None
+    return Workers(ready.gpu, ready.domain, setup.binding if ready.published else ready.binding)
+
+
+def ask_workers(setup: Setup) -> Callable[[], Workers | None]:
+    """Return what waits for what workers on a GPU will say of a built-in target: None for others, or without a GPU.
+
+    Others may have to be calibrated on the GPU, and their module may bear to be executed only once.
+    """
+    if setup.target not in FAMILIES or setup.binding is not None:
+        return lambda: None
+    answer = ask_gpu()
+
+    def workers() -> Workers | None:
+        gpu = answer()
+        return None if gpu is None else Workers(gpu, load_for(setup, None, gpu).domain.on_gpu(), None)
+
+    return workers
+
+
+def ask_gpu() -> Callable[[], GpuFacts | None]:
+    """Let a fork ask the GPU, because a process that has started CUDA cannot fork. Return what waits for the answer.
+
+    The answer is None where there is none in time.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_tell_gpu, args=(sender,), daemon=True)
+    process.start()
+    sender.close()
+
+    def answer() -> GpuFacts | None:
+        try:
+            return receiver.recv() if receiver.poll(ANSWER_SECONDS) else None
+        except EOFError:
+            return None
+        finally:
+            receiver.close()
+            process.kill()
+            process.join(KILL_SECONDS)
+
+    return answer
+
+
+def _tell_gpu(sender: Connection) -> None:
+    """Send what the GPU is; nothing where there is none that works."""
+    die_with_parent()
+    with contextlib.suppress(Exception):  # a driver may raise anything, and a worker reports it
+        sender.send(gpus.gpu_facts())
+
+
+def load_for(setup: Setup, binding: Binding | None, gpu: GpuFacts) -> Target:
+    """Return the target of a run, loaded as in a process with a GPU."""
+    from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - imports torch
+
+    with gpu_answers(answers_of(gpu)):
+        return load_target(setup.target, setup.family, binding)
+
+
+def answers_of(gpu: GpuFacts) -> Gpu:
+    """Return what a launcher is told about a GPU."""
+    from fuzz_attn.targets.published.gpu_answers import Gpu  # noqa: PLC0415 - imports torch
+
+    return Gpu(gpu[:2], gpu[2])
 
 
 if __name__ == "__main__":

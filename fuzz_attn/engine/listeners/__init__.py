@@ -1,4 +1,4 @@
 """Listeners of a run: ``statistics`` counts its events, ``distributions`` how its cases are spread.
 
-``results`` keeps its failures, ``event_log`` writes a file, and ``novelty`` notes when anything was new.
+``results`` keeps its failures, and ``accounts`` compares them with its failing cases. ``event_log`` writes a file.
 """

@@ -1,17 +1,20 @@
-"""Statistics of a campaign: counts that a listener folds from its events, as plain data."""
+"""Statistics of a campaign: counts that a listener folds from its events, as plain data.
+
+:class:`Novelty` notes when anything was new, which decides whether a run is worth going on.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import ChainMap, Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 
 from fuzz_attn.backends import mask_coverage
-from fuzz_attn.backends.mask_coverage import Mask, TargetCoverage
+from fuzz_attn.backends.mask_coverage import Mask, Outcome, TargetCoverage
 from fuzz_attn.case.not_drawn import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.plain import Finite, Plain, Seconds, Whole
 from fuzz_attn.engine.events import (
@@ -30,11 +33,10 @@ from fuzz_attn.engine.events import (
     WorkerLost,
     WorkerReady,
 )
-from fuzz_attn.engine.listeners import refusal_counts as counts
 from fuzz_attn.engine.listeners.accounts import Accounts
-from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal, counted
 from fuzz_attn.operations.registry import AnyCase, operation_of
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.refusal import Refusal
 
 PLAIN = "none of these"
 """Counted as the feature of a case that has none."""
@@ -309,7 +311,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         ratios=_maxima(shard.ratios for shard in shards),
         shims=first.shims,
         not_drawn=dict(ChainMap(*(shard.not_drawn for shard in shards))),
-        refusals=counts.merged(refused for shard in shards for refused in shard.refusals),
+        refusals=merged_refusals(refused for shard in shards for refused in shard.refusals),
         unsupported=_sums(shard.unsupported for shard in shards),
         not_judged=sum(shard.not_judged for shard in shards),
         failing=sum(shard.failing for shard in shards),
@@ -335,3 +337,79 @@ def _maxima(numbers: Iterable[dict[str, float]]) -> dict[str, float]:
         for name, number in shard.items():
             largest[name] = max(largest.get(name, 0.0), number)
     return largest
+
+
+class CountedRefusal(Plain, frozen=True):
+    """One place that refuses: how many cases it refused and which combinations, each as features and sizes in words.
+
+    ``refusal`` is that of the first case. An empty combination is refused whatever else the case has.
+    """
+
+    refusal: Refusal
+    cases: Whole = 0
+    combinations: tuple[tuple[str, ...], ...] = ()
+
+
+def counted(
+    refusals: Iterable[CountedRefusal], refusal: Refusal, *, cases: int = 0, combination: tuple[str, ...] | None = None
+) -> tuple[CountedRefusal, ...]:
+    """Return the counts with more cases or another combination of a refusal, the most frequent first."""
+    combinations = () if combination is None else (combination,)
+    return merged_refusals((*refusals, CountedRefusal(refusal, cases, combinations)))
+
+
+def merged_refusals(refusals: Iterable[CountedRefusal]) -> tuple[CountedRefusal, ...]:
+    """Return the counts of several shards together, the most frequent first."""
+    by_site: dict[tuple[str, str, str], CountedRefusal] = {}
+    for each in refusals:
+        known = by_site.get(each.refusal.site, CountedRefusal(each.refusal))
+        combinations = _smallest(dict.fromkeys((*known.combinations, *each.combinations)))
+        by_site[each.refusal.site] = msgspec.structs.replace(
+            known, cases=known.cases + each.cases, combinations=combinations
+        )
+    return tuple(sorted(by_site.values(), key=lambda each: -each.cases))
+
+
+def _smallest(combinations: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Return the combinations that contain no other; an empty one, of a reduction without a result, comes last."""
+    every = list(combinations)
+    smallest = [each for each in every if not any(set(other) < set(each) for other in every if other)]
+    return tuple(sorted(smallest, key=lambda each: not each))
+
+
+class Novelty:
+    """Notes the time of each event that shows a new compile key, failure signature or outcome of a mask.
+
+    The time before the first worker is ready does not count.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: float | None = None
+        self._keys: set[int] = set()
+        self._signatures: set[str] = set()
+        self._outcomes: set[tuple[object, Outcome]] = set()
+
+    def __call__(self, event: Event) -> None:
+        """Note the time if the event shows anything new."""
+        if self._is_new(event):
+            self._last = self._clock()
+
+    def seconds_without(self) -> float:
+        """Return the seconds since anything was new."""
+        return 0.0 if self._last is None else self._clock() - self._last
+
+    def _is_new(self, event: Event) -> bool:
+        before = self._known()
+        match event:
+            case WorkerReady():
+                return self._last is None
+            case CaseJudged():
+                self._keys.add(event.order.case.compile_key.number)
+                self._outcomes.update((mask.place, outcome) for mask in event.masks for outcome in mask.seen)
+            case FailureFound() | FailureChanged():
+                self._signatures.add(event.counterexample.signature)
+        return self._known() > before
+
+    def _known(self) -> int:
+        return len(self._keys) + len(self._signatures) + len(self._outcomes)

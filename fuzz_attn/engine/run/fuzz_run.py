@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.backends.mps.mps_service import multi_process_service
+from fuzz_attn.backends.gpus import multi_process_service
 from fuzz_attn.engine.compiling.rounds import StagePlan
 from fuzz_attn.engine.compiling.stage import CompileStage
 from fuzz_attn.engine.events import (
@@ -38,16 +38,13 @@ from fuzz_attn.engine.events import (
     all_of,
 )
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
-from fuzz_attn.engine.listeners.novelty import Novelty
-from fuzz_attn.engine.listeners.other_runs import united_with_other_runs
-from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
+from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug, united_with_other_runs
+from fuzz_attn.engine.listeners.statistics import Novelty
 from fuzz_attn.engine.run.compiled_kernels import compiled_kernels_in, compiles
-from fuzz_attn.engine.run.local_shards import LocalShards
-from fuzz_attn.engine.run.machine import started
 from fuzz_attn.engine.run.news import is_news
 from fuzz_attn.engine.run.preloaded import PROGRAM
-from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, rest_of, shard_plans, stage_plan
-from fuzz_attn.engine.run.shards import INTERRUPTED, RUN_ENDED, Shards
+from fuzz_attn.engine.run.run_plan import RunPlan, ShardPlan, rest_of, shard_plans, stage_plan, started
+from fuzz_attn.engine.run.shards import INTERRUPTED, RUN_ENDED, LocalShards, Shards
 from fuzz_attn.engine.run.watchdog import Watchdog
 from fuzz_attn.engine.run_folder import check_writable, make_folder, output_folder, prune
 from fuzz_attn.errors import FuzzAttnError

@@ -1,13 +1,21 @@
-"""ShardActor: one shard of a run on a node of a Ray cluster, as a process of that node."""
+"""ShardActor: one shard of a run on a node of a Ray cluster, as a process of that node, and its folder there.
+
+An actor holds a lock on a file beside its folder as long as it lives; the system takes it away with the process. So a
+lock that is free says that the folder belongs to nobody, also where containers share the place of the folders.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
@@ -16,16 +24,19 @@ import msgspec
 
 from fuzz_attn.case.plain import FileName, Plain
 from fuzz_attn.engine.events import Event
-from fuzz_attn.engine.run.local_shards import COMMAND, DECODER
 from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile
-from fuzz_attn.engine.run.node_folder import node_folder
 from fuzz_attn.engine.run.run_plan import ShardPlan
+from fuzz_attn.engine.run.shards import COMMAND, DECODER
 from fuzz_attn.engine.run_folder import counterexample_folder
 from fuzz_attn.workers.worker_process import LONGEST_MESSAGE, WorkerProcess
 
 BATCH_SECONDS: Final = 0.25
 LONGEST_BATCH: Final = 1000
 """Events that are sent at once at most."""
+PREFIX: Final = "fuzz-attn-ray-"
+LOCK: Final = ".lock"
+YOUNG_SECONDS: Final = 60.0
+"""A lock file that is younger may belong to an actor that has not taken the lock yet."""
 
 
 class Batch(Plain, frozen=True):
@@ -110,3 +121,36 @@ def _events(connection: Connection) -> Iterator[tuple[bytes, ...]]:
             ended = True
         if messages:
             yield tuple(messages)
+
+
+@contextmanager
+def node_folder(place: Path | None = None) -> Iterator[Path]:
+    """Make a folder for a ``with`` block, by default among temporary files, and delete abandoned ones."""
+    place = Path(tempfile.gettempdir()) if place is None else place
+    _delete_abandoned(place)
+    handle, name = tempfile.mkstemp(prefix=PREFIX, suffix=LOCK, dir=place)
+    lock, folder = Path(name), Path(name.removesuffix(LOCK))
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _delete_abandoned(place: Path) -> None:
+    """Delete the folders whose locks nobody holds."""
+    for lock in place.glob(f"{PREFIX}*{LOCK}"):
+        with contextlib.suppress(OSError):  # of another user, or deleted by another actor meanwhile
+            if time.time() - lock.stat().st_mtime > YOUNG_SECONDS:
+                _delete_unless_held(lock)
+
+
+def _delete_unless_held(lock: Path) -> None:
+    """Delete a folder and its lock; raises OSError where an actor holds it."""
+    with lock.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(lock.with_name(lock.name.removesuffix(LOCK)), ignore_errors=True)
+        lock.unlink()

@@ -98,16 +98,16 @@ class Attention(Operation):
         """
         if case.alibi is None and case.qq_bias is None and case.sinks is None:
             return []
-        from fuzz_attn.inputs import biases  # noqa: PLC0415 - imports numpy, which the other commands do without
+        from fuzz_attn.inputs import numbers as made  # noqa: PLC0415 - imports numpy, which the other commands do without
 
         found: list[tuple[str, Floats]] = []
         if case.alibi is not None:
-            found.append(("slopes", biases.alibi_slopes(case.alibi, case)))
+            found.append(("slopes", made.alibi_slopes(case.alibi, case)))
         if case.qq_bias is not None and case.max_query_len**2 <= FEW:
-            matrix = biases.qq_bias(case.qq_bias, case)
+            matrix = made.qq_bias(case.qq_bias, case)
             found.append(("bias values", matrix[:, : matrix.shape[0]]))
         if case.sinks is not None:
-            found.append(("sink values", biases.sinks(case.sinks, case)))
+            found.append(("sink values", made.sinks(case.sinks, case)))
         return [(what, _listed(numbers)) for what, numbers in found if numbers.size <= FEW]
 
     def sizes_in_words(self, case: AttentionCase) -> tuple[str, ...]:
@@ -286,7 +286,7 @@ class Attention(Operation):
 
     def refusals(self, domain: Domain) -> Refusals:
         """Return what a campaign knows at first of the refusals of a target."""
-        from fuzz_attn.operations.attention.refusals.rules import Rules  # noqa: PLC0415 - imports Hypothesis
+        from fuzz_attn.operations.attention.refusals import Rules  # noqa: PLC0415 - imports Hypothesis
 
         return Rules(domain)
 

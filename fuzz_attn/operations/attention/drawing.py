@@ -18,8 +18,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.serving import serves
 from fuzz_attn.inputs.random_bits import Stream
-from fuzz_attn.operations.operation import Drawing, ExcludesKey, RoundSize
-from fuzz_attn.operations.seeds import ALL_SHARDS, derived_seed
+from fuzz_attn.operations.operation import ALL_SHARDS, Drawing, ExcludesKey, RoundSize, derived_seed
 from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import check_key, key_pool, pairs_first, plain_pairs

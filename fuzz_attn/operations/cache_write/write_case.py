@@ -19,7 +19,7 @@ from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.dtypes import DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.plain import Count, Plain, counted, shortest
 from fuzz_attn.errors import CaseError
-from fuzz_attn.operations.small.small_case import (
+from fuzz_attn.operations.small_operation import (
     FAR_AXES,
     Fields,
     SmallDomain,

@@ -15,8 +15,7 @@ import torch
 from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, factor, ranges
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
-from fuzz_attn.operations.cache_write.write_experiment import WriteExperiment
-from fuzz_attn.operations.cache_write.write_reference import NAMES, parts_of, stored
+from fuzz_attn.operations.cache_write.write_experiment import NAMES, WriteExperiment, parts_of, stored
 from fuzz_attn.operations.cache_write.write_tensors import NOWHERE, WriteTensors
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Expected

@@ -12,7 +12,7 @@ from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequenc
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.inputs.transforms import numbers_like
 from fuzz_attn.operations.cache_write.write_tensors import WriteTensors
-from fuzz_attn.operations.small.small_experiment import SmallExperiment
+from fuzz_attn.operations.small_target import SmallExperiment
 from fuzz_attn.oracle.error_bound import stored_bound
 from fuzz_attn.oracle.reference import Expected, attend
 from fuzz_attn.properties.comparisons import Comparison, WithinBound, second_launch

@@ -27,7 +27,7 @@ from fuzz_attn.operations.cache_write.write_case import (
     WriteDomain,
 )
 from fuzz_attn.operations.cache_write.write_tensors import WriteTensors
-from fuzz_attn.operations.small.small_target import Forms, Roles, SmallTarget, found, limited, optional
+from fuzz_attn.operations.small_target import Forms, Roles, SmallTarget, found, limited, optional
 from fuzz_attn.targets.target import Called
 
 LAUNCHER: Final = "cache_write:cache_write"

@@ -13,12 +13,21 @@ import torch
 from fuzz_attn.case.parts import LaunchHints
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
-from fuzz_attn.inputs.poison import output_poison, slot_poison
 from fuzz_attn.inputs.random_bits import Integers, Stream
-from fuzz_attn.inputs.storage import poisoned, rounded, spread, stride_of, strided, tensor_of, tensors_over
+from fuzz_attn.inputs.storage import (
+    output_poison,
+    poisoned,
+    rounded,
+    slot_poison,
+    spread,
+    stride_of,
+    strided,
+    tensor_of,
+    tensors_over,
+)
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_dtype
 from fuzz_attn.operations.cache_write.write_case import QUERY_HEADS, SCALE_CACHES, CacheType, StoredType, WriteCase
-from fuzz_attn.operations.small.small_tensors import with_far_axis
+from fuzz_attn.operations.small_tensors import with_far_axis
 
 _KEYS, _VALUES, _SLOTS, _SKIPPED, _ZEROS = 65, 66, 67, 68, 69
 """The streams of random numbers."""

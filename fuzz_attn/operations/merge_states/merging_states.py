@@ -22,7 +22,7 @@ from fuzz_attn.operations.merge_states.state_case import (
     key_pool,
     unpromised,
 )
-from fuzz_attn.operations.small.small_operation import SmallOperation, always
+from fuzz_attn.operations.small_operation import SmallOperation, always
 from fuzz_attn.properties.relations import Relation
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fuzz_attn.binding.binding import Binding
     from fuzz_attn.forensics.explanation import Explanation
     from fuzz_attn.operations.merge_states.state_experiment import StateExperiment
-    from fuzz_attn.operations.small.small_target import Roles
+    from fuzz_attn.operations.small_target import Roles
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.experiment import Experiment
     from fuzz_attn.strategies.sampling.draws import Sample

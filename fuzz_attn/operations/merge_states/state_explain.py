@@ -15,8 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from fuzz_attn.forensics.explanation import Explanation, Finding, Reason
-from fuzz_attn.operations.merge_states.state_experiment import StateExperiment
-from fuzz_attn.operations.merge_states.state_reference import merge
+from fuzz_attn.operations.merge_states.state_experiment import StateExperiment, merge
 from fuzz_attn.operations.merge_states.state_tensors import EMPTY, StateTensors
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Expected, Reference

@@ -14,7 +14,7 @@ from fuzz_attn.case.recipes import LogSumExp
 from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.operations.merge_states.state_case import NAME, NAMES, NEEDED, ROLES, StateDomain
 from fuzz_attn.operations.merge_states.state_tensors import StateTensors
-from fuzz_attn.operations.small.small_target import Forms, Roles, SmallTarget, found, limited
+from fuzz_attn.operations.small_target import Forms, Roles, SmallTarget, found, limited
 
 LAUNCHER: Final = "merge_states:merge_states"
 STATE_ROLES: Final = Roles(ROLES, NAMES, NEEDED, "a merge of states")

@@ -14,12 +14,18 @@ import torch
 from fuzz_attn.case.parts import LaunchHints
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
-from fuzz_attn.inputs.poison import output_poison, slot_poison
 from fuzz_attn.inputs.random_bits import Stream
-from fuzz_attn.inputs.storage import poisoned, rounded, strided, tensors_over
+from fuzz_attn.inputs.storage import (
+    output_poison,
+    poisoned,
+    rounded,
+    slot_poison,
+    strided,
+    tensors_over,
+)
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_dtype
 from fuzz_attn.operations.merge_states.state_case import StateCase, StateType
-from fuzz_attn.operations.small.small_tensors import with_far_axis
+from fuzz_attn.operations.small_tensors import with_far_axis
 
 _LSES, _OUTPUTS, _EMPTY, _ROWS = 61, 62, 63, 64
 """The streams of random numbers."""

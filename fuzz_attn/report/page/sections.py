@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 from markupsafe import Markup
 
 from fuzz_attn.engine.listeners.distributions import EXACT, LARGEST, Distributions
-from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
 from fuzz_attn.engine.listeners.results import FoundFailure
+from fuzz_attn.engine.listeners.statistics import CountedRefusal
 from fuzz_attn.operations.registry import OPERATIONS
 from fuzz_attn.oracle.verdict import Element
 from fuzz_attn.report import failure

@@ -30,8 +30,16 @@ from fuzz_attn.simulator.codegen.expressions import (
     numpy,
 )
 from fuzz_attn.simulator.codegen.statements import Do, If
-from fuzz_attn.simulator.codegen.terms import Term, Val, arm_of, broadcast_shape
-from fuzz_attn.simulator.codegen.value_ranges import high_of, low_of, taints_of, test_of_32_bits
+from fuzz_attn.simulator.codegen.terms import (
+    Term,
+    Val,
+    arm_of,
+    broadcast_shape,
+    high_of,
+    low_of,
+    taints_of,
+    test_of_32_bits,
+)
 from fuzz_attn.simulator.runtime.ranges import HIGH, LOW
 from fuzz_attn.ttir.ir import Operation
 

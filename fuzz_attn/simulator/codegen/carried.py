@@ -18,8 +18,7 @@ from fuzz_attn.simulator.codegen.expressions import (
     number,
 )
 from fuzz_attn.simulator.codegen.statements import Assign
-from fuzz_attn.simulator.codegen.terms import Region, Scope, Term, Val, broadcast_shape
-from fuzz_attn.simulator.codegen.value_ranges import RunRange, range_call
+from fuzz_attn.simulator.codegen.terms import Region, RunRange, Scope, Term, Val, broadcast_shape, range_call
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.ttir.ir import Value
 

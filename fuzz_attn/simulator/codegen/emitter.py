@@ -39,22 +39,27 @@ from fuzz_attn.simulator.codegen.expressions import (
     size,
 )
 from fuzz_attn.simulator.codegen.statements import NO_ORIGIN, Assign, Do, If, Origin, Statement
-from fuzz_attn.simulator.codegen.terms import Capture, Region, Scope, Term, Val, broadcast_shape
-from fuzz_attn.simulator.codegen.value_ranges import (
+from fuzz_attn.simulator.codegen.terms import (
     CONSTANTS,
     EVERYTHING,
     LAUNCH,
+    Capture,
     KnownRange,
     RangeFunction,
+    Region,
     RunRange,
+    Scope,
+    Term,
+    Val,
     ValueRange,
+    broadcast_shape,
     known,
     range_call,
     test_of_32_bits,
 )
+from fuzz_attn.simulator.mask_outcomes import COMPLETE, COMPLETE_SINGLE
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER
-from fuzz_attn.simulator.sanitizers.mask_outcomes import COMPLETE, COMPLETE_SINGLE
 from fuzz_attn.ttir.ir import Location, Operation, Value
 
 Handler = Callable[["Emitter", Operation], None]

@@ -13,8 +13,7 @@ from fuzz_attn.simulator.codegen.expressions import RUN, Group, ListOf, Name, ca
 from fuzz_attn.simulator.codegen.operations.table import HANDLERS
 from fuzz_attn.simulator.codegen.program import Program
 from fuzz_attn.simulator.codegen.statements import Assign, Define, Do, If, Pruner, Return, Statement, printed
-from fuzz_attn.simulator.codegen.terms import Region, Scope, Term
-from fuzz_attn.simulator.codegen.value_ranges import RunRange, range_call
+from fuzz_attn.simulator.codegen.terms import Region, RunRange, Scope, Term, range_call
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.ttir.barriers import exchanges_of
 from fuzz_attn.ttir.ir import Block, Function, Operation, Value

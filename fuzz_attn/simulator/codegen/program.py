@@ -15,9 +15,9 @@ import numpy as np
 
 from fuzz_attn.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.codegen.statements import NO_ORIGIN, Origin
+from fuzz_attn.simulator.mask_outcomes import Masks, cover
 from fuzz_attn.simulator.runtime import elementwise, float_formats, hints, lanes, memory, ranges, tiles
 from fuzz_attn.simulator.runtime.memory import select
-from fuzz_attn.simulator.sanitizers.mask_outcomes import Masks, cover
 from fuzz_attn.ttir.ir import Location, Type
 from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 

@@ -17,9 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fuzz_attn.simulator.findings import FindingKind, Reporter
-from fuzz_attn.simulator.runtime.float_formats import CONTAINER, bitcast, from_bits, narrowed, round_to, to_storage
-from fuzz_attn.simulator.sanitizers.access_checks import (
+from fuzz_attn.simulator.access_checks import (
     Buffer,
     Layout,
     check_written,
@@ -29,6 +27,8 @@ from fuzz_attn.simulator.sanitizers.access_checks import (
     store_tracked,
     track_load,
 )
+from fuzz_attn.simulator.findings import FindingKind, Reporter
+from fuzz_attn.simulator.runtime.float_formats import CONTAINER, bitcast, from_bits, narrowed, round_to, to_storage
 
 Array = npt.NDArray[Any]
 

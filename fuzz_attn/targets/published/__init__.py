@@ -1,6 +1,5 @@
 """Targets of packages that are not installed: a published wheel, or a checkout.
 
-``place`` says where a target is, ``wheel`` downloads files of a wheel, ``importing`` makes its modules importable,
-``stubs`` stands in for what is not there, ``answers`` holds what stubs return, ``gpu_answers`` answers a launcher's
-questions about the GPU on a machine without one.
+``place`` says where a target is, ``wheel`` downloads files of a wheel, ``importing`` makes its modules importable, with
+stubs for what is not there, ``gpu_answers`` answers a launcher's questions about the GPU on a machine without one.
 """

@@ -18,9 +18,8 @@ from ray.cluster_utils import Cluster
 from fuzz_attn.engine.events import CaseJudged, Event
 from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.run.fuzz_run import run_and_log
-from fuzz_attn.engine.run.machine import available_cores
 from fuzz_attn.engine.run.ray_shards import RayCluster, RayShards
-from fuzz_attn.engine.run.run_plan import RunPlan
+from fuzz_attn.engine.run.run_plan import RunPlan, available_cores
 
 NODE: Final[dict[str, Any]] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 HEAD: Final = NODE | {"num_cpus": 0, "include_dashboard": False}

@@ -18,8 +18,7 @@ from typing import Any, Final
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Order, Setup
-from fuzz_attn.operations.operation import RoundSize
-from fuzz_attn.operations.seeds import derived_seed
+from fuzz_attn.operations.operation import RoundSize, derived_seed
 
 PARTS: Final = ("draw", "tensors", "launch", "oracle", "judge", "rest", "all")
 SEED: Final = 11

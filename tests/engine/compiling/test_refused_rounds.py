@@ -13,8 +13,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
 from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.engine.compiling import compiler
-from fuzz_attn.engine.compiling.compiler import Compiler
-from fuzz_attn.engine.compiling.reductions import Reductions
+from fuzz_attn.engine.compiling.compiler import Compiler, Reductions, Workers
 from fuzz_attn.engine.compiling.rehearsal import (
     MOST_TRIED,
     Compiled,
@@ -24,15 +23,12 @@ from fuzz_attn.engine.compiling.rehearsal import (
     refused_among,
 )
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
-from fuzz_attn.engine.compiling.workers import Workers
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RefusalReduced, RoundCompiled, StageEvent
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.schedule import play_shared_round
 from fuzz_attn.errors import LoweringError, OutOfProbesError
 from fuzz_attn.operations.attention.drawing import SharedRound, shared_round
-from fuzz_attn.operations.attention.refusals.reduction import Condition, Rule
-from fuzz_attn.operations.attention.refusals.rules import Rules
-from fuzz_attn.operations.attention.refusals.telling import rule_of, told
+from fuzz_attn.operations.attention.refusals import Condition, Rule, Rules, rule_of, told
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.strategies.kernel_variants import USUAL
 from fuzz_attn.ttir.compiler_compat import WantedKernel

@@ -13,10 +13,9 @@ from fuzz_attn.backends import gpus
 from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.compiling import compiler, workers
-from fuzz_attn.engine.compiling.compiler import rounds_compiled
+from fuzz_attn.engine.compiling import compiler
+from fuzz_attn.engine.compiling.compiler import Workers, ask_gpu, ask_workers, rounds_compiled, workers_of
 from fuzz_attn.engine.compiling.rounds import StagePlan
-from fuzz_attn.engine.compiling.workers import Workers, ask_gpu, ask_workers, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, RoundCompiled
 from fuzz_attn.engine.orders import Ready, Setup
 
@@ -44,7 +43,7 @@ def test_a_gpu_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monkey
             pass
 
     monkeypatch.setattr(gpus, "gpu_facts", hangs)
-    monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(compiler, "ANSWER_SECONDS", 0.1)
     assert ask_gpu()() is None
 
 
@@ -57,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         times.append(1)
         return lambda: GPU
 
-    monkeypatch.setattr(workers, "ask_gpu", ask)
+    monkeypatch.setattr(compiler, "ask_gpu", ask)
     return times
 
 
@@ -83,7 +82,7 @@ def test_those_of_a_target_with_a_stated_binding_are_not(asked: list[int]) -> No
 
 
 def test_nothing_is_expected_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "ask_gpu", lambda: lambda: None)
+    monkeypatch.setattr(compiler, "ask_gpu", lambda: lambda: None)
     assert ask_workers(Setup("paged"))() is None
 
 

@@ -57,11 +57,6 @@ def _exhaust_memory(**_: Any) -> None:
         hoard.append(torch.ones(2**24))  # 64 MiB
 
 
-def _corrupt_heap(**_: Any) -> None:
-    for name in ("Tensor", "uint8", "float32", "equal"):
-        ctypes.memset(id(getattr(torch, name)), 0x41, 64)
-
-
 def _patch_torch(**_: Any) -> None:
     torch.Tensor.untyped_storage = None  # type: ignore[method-assign,assignment] # the harness calls it
 
@@ -71,10 +66,6 @@ def _lower_recursion_limit(**_: Any) -> None:
     while frame.f_back is not None:
         depth, frame = depth + 1, frame.f_back
     sys.setrecursionlimit(depth + 10)
-
-
-def _resize_output(out: torch.Tensor, **_: Any) -> None:
-    out.resize_(0)
 
 
 def _keep_state(out: torch.Tensor, **_: Any) -> None:
@@ -148,10 +139,8 @@ leaves = _harmful("leaves", _leave)
 interrupts = _harmful("interrupts", _interrupt)
 hangs_always = _harmful("hangs_always", _hang, always=True)
 exhausts_memory = _harmful("exhausts_memory", _exhaust_memory)
-corrupts_heap = _harmful("corrupts_heap", _corrupt_heap)
 patches_torch = _harmful("patches_torch", _patch_torch)
 lowers_recursion_limit = _harmful("lowers_recursion_limit", _lower_recursion_limit)
-resizes_output = _harmful("resizes_output", _resize_output)
 keeps_state = _harmful("keeps_state", _keep_state)
 fails_sometimes = _harmful("fails_sometimes", _fail_sometimes)
 wrong = _harmful("wrong", _be_wrong)

@@ -1,7 +1,7 @@
 """Hostile files: valid files of every kind, mutated by a grammar, are read by every command that reads such files.
 
 Each gives a clear line and an exit status of the documents: no traceback, no process, no connection, and nothing
-written but the output. ``FUZZ_ATTN_HOSTILE_FILES=2000`` tries so many instead of a few hundred.
+written but the output. ``FUZZ_ATTN_HOSTILE_FILES=2000`` tries so many instead of 120.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from fuzz_attn.engine import events
 from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.listeners.distributions import Distributions
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, DistributionsLine, StatisticsLine
-from fuzz_attn.engine.listeners.refusal_counts import CountedRefusal
-from fuzz_attn.engine.listeners.statistics import Statistics
+from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
 from fuzz_attn.engine.orders import Answer, Order, Ready
 from fuzz_attn.engine.run_folder import covered_keys
 from fuzz_attn.errors import FuzzAttnError, TargetError
@@ -45,8 +44,8 @@ from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.settings import load_settings
 from fuzz_attn.targets.published.wheel import Wheel
 
-EXAMPLES: Final = int(os.environ.get("FUZZ_ATTN_HOSTILE_FILES", "240"))
-PARTS: Final = 8
+EXAMPLES: Final = int(os.environ.get("FUZZ_ATTN_HOSTILE_FILES", "120"))
+PARTS: Final = 4
 """The examples are so many tests."""
 MOST_GROWTH: Final = 2**30
 """Bytes by which the memory of the process may grow."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.backends.mps.gpu_sharing import PIPES
+from fuzz_attn.backends.gpus import PIPES
 
 
 @pytest.fixture(scope="module")

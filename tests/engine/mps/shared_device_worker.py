@@ -21,7 +21,7 @@ import torch
 
 from fuzz_attn import backends
 from fuzz_attn.backends.backend import Watch
-from fuzz_attn.backends.mps.gpu_sharing import NO_DAEMON, PIPES
+from fuzz_attn.backends.gpus import NO_DAEMON, PIPES
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.engine import case_judge
 from fuzz_attn.engine.orders import Setup

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.backends.mps.gpu_sharing import FOLDER, broken_mark, pipes_of
-from fuzz_attn.backends.mps.mps_service import multi_process_service
+from fuzz_attn.backends.gpus import FOLDER, broken_mark, multi_process_service, pipes_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.engine import isolated_worker

@@ -19,9 +19,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzz_attn.backends.gpus import visible_gpus
-from fuzz_attn.backends.mps.gpu_sharing import FOLDER, PROGRAM, Control, control_of, pipes_of
-from fuzz_attn.backends.mps.mps_service import SHARE, multi_process_service
+from fuzz_attn.backends.gpus import (
+    FOLDER,
+    PROGRAM,
+    SHARE,
+    Control,
+    control_of,
+    multi_process_service,
+    pipes_of,
+    visible_gpus,
+)
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain
@@ -188,8 +195,8 @@ def folder_of(run: int) -> Path | None:
     """Return the folder of the service of a run, from the command line of its guardian."""
     for child in Path(f"/proc/{run}/task/{run}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
-        if "fuzz_attn.backends.mps.guardian" in words:
-            return Path(words[words.index("fuzz_attn.backends.mps.guardian") + 1])
+        if "fuzz_attn.backends.guardian" in words:
+            return Path(words[words.index("fuzz_attn.backends.guardian") + 1])
     return None
 
 

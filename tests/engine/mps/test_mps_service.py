@@ -14,13 +14,23 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fuzz_attn.backends.mps import guardian, mps_service
-from fuzz_attn.backends.mps.gpu_sharing import FOLDER, PIPES, PROGRAM, Control, control_of, pipes_of, variables
-from fuzz_attn.backends.mps.mps_service import SHARE, TURNS, multi_process_service
+from fuzz_attn.backends import gpus, guardian
+from fuzz_attn.backends.gpus import (
+    FOLDER,
+    PIPES,
+    PROGRAM,
+    SHARE,
+    TURNS,
+    Control,
+    control_of,
+    multi_process_service,
+    pipes_of,
+    variables,
+)
 from fuzz_attn.cli.campaigns import Request
 from fuzz_attn.cli.main import main
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run import local_shards
+from fuzz_attn.engine.run import shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun
 from fuzz_attn.engine.run.run_plan import RunPlan
 
@@ -82,7 +92,7 @@ def test_an_exception_ends_the_daemon() -> None:
 
 RUN = """
 import os, sys, time
-from fuzz_attn.backends.mps.mps_service import multi_process_service
+from fuzz_attn.backends.gpus import multi_process_service
 with multi_process_service("cuda") as started:
     started()
     print(os.environ["FUZZ_ATTN_MPS"], flush=True)
@@ -145,13 +155,13 @@ def test_a_service_is_joined_that_the_control_program_cannot_reach(
 ) -> None:
     (tmp_path / "control").touch()
     monkeypatch.setenv(PIPES, str(tmp_path))
-    monkeypatch.setattr("fuzz_attn.backends.mps.gpu_sharing.PROGRAM", "no-such-program")
+    monkeypatch.setattr("fuzz_attn.backends.gpus.PROGRAM", "no-such-program")
     with multi_process_service("cuda") as started:
         assert started() == f"{SHARE}was running already"
 
 
 def test_without_the_program_workers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mps_service, "PROGRAM", "no-such-program")
+    monkeypatch.setattr(gpus, "PROGRAM", "no-such-program")
     with multi_process_service("cuda") as started:
         assert started() == f"{TURNS}no-such-program is not installed"
         assert FOLDER not in os.environ
@@ -205,7 +215,7 @@ for event in (Note(0, text), Finished(0, 1.0)):
 def test_a_run_says_whether_its_workers_share_the_gpu(
     mps: bool, notes: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_shards, "COMMAND", (sys.executable, "-c", SHARD))
+    monkeypatch.setattr(shards, "COMMAND", (sys.executable, "-c", SHARD))
     plan = RunPlan(Setup("t"), 1, 1, None, 5, tmp_path / "run", tmp_path / "counterexamples", mps=mps)
     assert FuzzRun(plan).run().report().notes == notes
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.backends.mps import gpu_sharing
-from fuzz_attn.backends.mps.gpu_sharing import FOLDER, PIPES, pipes_of, start_in_turn
+from fuzz_attn.backends import gpus
+from fuzz_attn.backends.gpus import FOLDER, PIPES, pipes_of, start_in_turn
 
 LONG = 1000.0
 
@@ -42,21 +42,21 @@ def all_at_once(*threads: threading.Thread) -> None:
 
 
 def test_one_process_after_the_other_starts_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_sharing, "LONGEST_START", LONG)
+    monkeypatch.setattr(gpus, "LONGEST_START", LONG)
     starts = Starts(tmp_path)
     all_at_once(*(threading.Thread(target=starts.start, args=("0",)) for _ in range(4)))
     assert (starts.now, starts.most) == (0, 1)
 
 
 def test_different_gpus_start_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_sharing, "LONGEST_START", LONG)
+    monkeypatch.setattr(gpus, "LONGEST_START", LONG)
     starts, both = Starts(tmp_path), threading.Barrier(2, timeout=LONG)
     all_at_once(*(threading.Thread(target=starts.start, args=(gpu, both)) for gpu in "01"))
     assert starts.most == 2
 
 
 def test_one_that_takes_too_long_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_sharing, "LONGEST_START", 0.05)
+    monkeypatch.setattr(gpus, "LONGEST_START", 0.05)
     starts, both = Starts(tmp_path), threading.Barrier(2, timeout=LONG)
     all_at_once(*(threading.Thread(target=starts.start, args=("0", both)) for _ in range(2)))
     assert starts.most == 2

@@ -11,12 +11,10 @@ import torch
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.case.aspects import features_of
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.checks import MAX_OFFSET_ELEMENTS
+from fuzz_attn.case.attention_case import MAX_OFFSET_ELEMENTS, AttentionCase, translated
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Sequence, Strides
-from fuzz_attn.case.translation import translated
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.tensors import AttentionTensors, digest_of, materialise
 from fuzz_attn.inputs.transforms import with_pages_reversed

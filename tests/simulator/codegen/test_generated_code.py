@@ -33,8 +33,7 @@ from fuzz_attn.simulator.codegen.expressions import (
 from fuzz_attn.simulator.codegen.generator import Extension, generate
 from fuzz_attn.simulator.codegen.program import NAMESPACE
 from fuzz_attn.simulator.codegen.statements import Assign, Do, If, Pruner, Statement, printed
-from fuzz_attn.simulator.codegen.terms import Region, Scope
-from fuzz_attn.simulator.codegen.value_ranges import KnownRange, known
+from fuzz_attn.simulator.codegen.terms import KnownRange, Region, Scope, known
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.simulator.session import simulate
 from fuzz_attn.simulator.simulator import Simulator

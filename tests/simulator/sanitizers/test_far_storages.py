@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.simulator.launch_arguments import memory_of, watch_races
-from fuzz_attn.simulator.sanitizers.races import RaceTracker
-from fuzz_attn.simulator.sanitizers.uninitialised import Shadows
+from fuzz_attn.simulator.access_checks import RaceTracker, Shadows
+from fuzz_attn.simulator.session import memory_of, watch_races
 
 WIDTH, STRIDE, ROWS = 7, 50, 6
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from fuzz_attn.errors import LoopLimitError
+from fuzz_attn.simulator.access_checks import RaceTracker
 from fuzz_attn.simulator.findings import Finding, FindingKind
-from fuzz_attn.simulator.sanitizers.races import RaceTracker
 from fuzz_attn.simulator.session import simulate
 
 KERNELS = "defective_kernels.py"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.simulator import undefined_probes
+from fuzz_attn.simulator import session
 from fuzz_attn.simulator.findings import Finding, FindingKind
 from fuzz_attn.simulator.session import simulate
 from fuzz_attn.simulator.simulator import Simulator
@@ -104,7 +104,7 @@ def test_a_probe_records_no_masks(kernels: Any) -> None:
 
 
 def test_tensors_that_are_too_large_to_copy_are_not_probed(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(undefined_probes, "MOST_COPIED", 3)
+    monkeypatch.setattr(session, "MOST_COPIED", 3)
     assert not _found(kernels.quotient_branch_kernel, 9, 0, torch.zeros(1))
 
 

@@ -16,7 +16,7 @@ from fuzz_attn.simulator.codegen.access_plans import offset_of
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, range_of
 from fuzz_attn.simulator.codegen.expressions import RUN, Attribute, Expression, call, constant, method
 from fuzz_attn.simulator.codegen.statements import Do
-from fuzz_attn.simulator.codegen.value_ranges import range_call
+from fuzz_attn.simulator.codegen.terms import range_call
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
 from fuzz_attn.ttir.ir import Hints, Operation, Value

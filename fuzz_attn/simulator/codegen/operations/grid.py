@@ -21,8 +21,7 @@ from fuzz_attn.simulator.codegen.expressions import (
     numpy,
 )
 from fuzz_attn.simulator.codegen.statements import Assign
-from fuzz_attn.simulator.codegen.terms import Term, Val
-from fuzz_attn.simulator.codegen.value_ranges import KnownRange, id_range
+from fuzz_attn.simulator.codegen.terms import KnownRange, Term, Val, id_range
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
 from fuzz_attn.ttir.ir import Operation
 

@@ -29,8 +29,7 @@ from fuzz_attn.simulator.codegen.expressions import (
     numpy_function,
     prefix,
 )
-from fuzz_attn.simulator.codegen.terms import Term, Val, broadcast_shape
-from fuzz_attn.simulator.codegen.value_ranges import KnownRange, RangeFunction, ValueRange, low_of
+from fuzz_attn.simulator.codegen.terms import KnownRange, RangeFunction, Term, Val, ValueRange, broadcast_shape, low_of
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.ttir.ir import Operation
 

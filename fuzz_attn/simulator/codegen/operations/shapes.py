@@ -19,8 +19,7 @@ from fuzz_attn.simulator.codegen.expressions import (
     index,
     method,
 )
-from fuzz_attn.simulator.codegen.terms import Term, Val
-from fuzz_attn.simulator.codegen.value_ranges import KnownRange, RunRange, ValueRange, range_call
+from fuzz_attn.simulator.codegen.terms import KnownRange, RunRange, Term, Val, ValueRange, range_call
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.ttir.ir import Operation, Type
 

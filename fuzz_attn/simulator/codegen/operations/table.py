@@ -5,14 +5,12 @@ from __future__ import annotations
 from fuzz_attn.simulator.codegen.emitter import Handler
 from fuzz_attn.simulator.codegen.operations import (
     assertions,
-    branches,
     casts,
+    control_flow,
     floats,
     grid,
     integers,
     loads_and_stores,
-    loops,
-    selections,
     shapes,
     tile_reductions,
 )
@@ -21,13 +19,11 @@ _HANDLERS: dict[str, Handler] = {
     **floats.HANDLERS,
     **integers.HANDLERS,
     **casts.HANDLERS,
-    **selections.HANDLERS,
     **shapes.HANDLERS,
     **grid.HANDLERS,
     **tile_reductions.HANDLERS,
     **loads_and_stores.HANDLERS,
-    **loops.HANDLERS,
-    **branches.HANDLERS,
+    **control_flow.HANDLERS,
     **assertions.HANDLERS,
 }
 

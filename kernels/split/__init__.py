@@ -1,5 +1,0 @@
-"""Kernels over split caches: paged decode and context attention, and the host code of their launchers.
-
-On the device: `paged_kernel` and `context_kernel`. On the host: `call` (the arguments of a call), `contract` and
-`arguments` (by kernel parameter name).
-"""
