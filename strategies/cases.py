@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -45,6 +45,10 @@ _POISONS = poisons()
 _PADDED_TOKENS = sampled_from((0, 0, 0, 0, 1, 2, MOST_PADDED_TOKENS))
 _NEARLY_ALWAYS = sampled_from((False,) + (True,) * 31)
 """Nearly all cases are near-uniform and have key marks, since a case that hides its keys finds little."""
+_ABOVE = sampled_from((False,) * 15 + (True,))
+ABOVE_ALL: Final = 110.0
+"""The level of a sink so far above all logits that its exponential relative to them overflows in float32: only the
+log-sum-exp shows that, as all weights are 0."""
 _MARKED = sampled_from((False,) + (True,) * 255)
 """Nearly all cases with equal heads have key marks, because there only the marks show each key of a long sequence."""
 _EQUAL_ABOVE = sampled_from((MAX_TOTAL_ELEMENTS,) + (LONG,) * 63 + (MEDIUM,) * 192)
@@ -55,7 +59,12 @@ _SEEDS = sampled_from(range(2**12))
 _DENSE = Strides()
 _USUAL = CallForm()
 _OFFSETS = sampled_from((0,) * 38 + LARGE_OFFSETS)
-_FAR = {(family, inner): far_axes(family, inner_strides=inner) for family in FAMILIES for inner in (False, True)}
+_FAR = {
+    (family, inner, lse): far_axes(family, inner_strides=inner, lse=lse)
+    for family in FAMILIES
+    for inner in (False, True)
+    for lse in (False, True)
+}
 
 
 class FeaturesLeft:
@@ -131,7 +140,7 @@ def _cases(
         layout = _in_pieces(form.strides if form else draw(strides), variant.key_piece, heads.head_size)
     far: tuple[FarAxis, ...] = ()
     if left.allows("far_axes") and left.allows("strides"):
-        far = draw(_FAR[key.family, left.allows("inner_strides")])
+        far = draw(_FAR[key.family, left.allows("inner_strides"), key.has("lse")])
     left.note("far_axes", bool(far))
     left.note("strides", bool(far) or layout != _DENSE)
     offset = draw(_OFFSETS) if left.allows("large_offsets") else 0
@@ -155,7 +164,8 @@ def _cases(
     bias = _exact(drawn["qq_bias"]) if equal else drawn["qq_bias"]
     drawn["alibi"] = replace(drawn["alibi"], dtype=variant.slopes)
     drawn["qq_bias"] = replace(bias, dtype=variant.bias)
-    drawn["sinks"] = replace(_as_low(drawn["sinks"], scores), dtype=variant.sinks)
+    above = key.has("lse") and key.has("sinks") and draw(_ABOVE)
+    drawn["sinks"] = replace(_at_level(drawn["sinks"], scores, above=above), dtype=variant.sinks)
     numbered = key.block_size if FAMILIES[key.family].cache.in_one_row else 1  # slots, or pages
     first_block = 0 if layout.cache == "kv_first" else min(-(-offset // page), LARGEST_FIRST_BLOCK // numbered)
     pages = draw(page_layouts(block_size=key.block_size, first_block=first_block))
@@ -223,8 +233,10 @@ def _showing(scales: Scales, equal: bool) -> Scales:
     return replace(scales, v=-1.0) if equal and not scales.v else scales
 
 
-def _as_low(sink: SinkRecipe, scores: ScoreRecipe) -> SinkRecipe:
-    """Return a sink recipe at the level of low logits, so that both have weight; others stay as they are."""
+def _at_level(sink: SinkRecipe, scores: ScoreRecipe, *, above: bool) -> SinkRecipe:
+    """Return a sink recipe above all logits, or at the level of low ones, so that both have weight; others stay."""
+    if above:
+        return replace(sink, level=ABOVE_ALL)
     return replace(sink, level=scores.level) if isinstance(scores, LevelScores) and is_low(scores) else sink
 
 

@@ -11,6 +11,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.case.recipes import SIMPLEST, Chunks, Custom, Lookahead, Mask, MaskBits, MaskKind
+from fuzz_attn.strategies.features import LARGEST_WINDOW
 from fuzz_attn.strategies.sampling.draws import sampled_from
 from fuzz_attn.strategies.sampling.lattices import around
 
@@ -29,7 +30,8 @@ def masks(
 ) -> st.SearchStrategy[Mask]:
     """Return a strategy of masks of a kind; shrinks towards its simplest one.
 
-    Chunks and the keys seen behind a row's own end at and beside the edges of tiles and sequences.
+    Chunks and the keys seen behind a row's own end at and beside the edges of tiles and sequences; some rows see all
+    keys behind theirs, as many as an int32 can say.
     """
     longest = max((sequence.seq_len for sequence in sequences), default=1)
     empty, poisoned = domain.allows("empty_rows"), domain.allows("hidden_poison")
@@ -42,7 +44,7 @@ def masks(
 @lru_cache(maxsize=4096)
 def _two_sided(edges: tuple[int, ...], longest: int) -> st.SearchStrategy[Mask]:
     """Return windows of two sides as :func:`_masks` does, of which a fifth or more end with a row's own key."""
-    sizes = (1, 2, 3, *edges, max(1, longest // 2), max(1, longest - 1), longest)
+    sizes = (1, 2, 3, *edges, max(1, longest // 2), max(1, longest - 1), longest, LARGEST_WINDOW)
     return sampled_from([Lookahead(keys) for keys in (*sizes, *(0,) * (1 + len(sizes) // 4))])
 
 
@@ -58,7 +60,7 @@ def _masks(
 ) -> st.SearchStrategy[Mask]:
     sizes = (1, 2, 3, *edges, max(1, longest // 2), max(1, longest - 1))
     if kind == "lookahead":
-        return sampled_from([Lookahead(keys) for keys in (*sizes, *_far_ahead(longest), 0, longest)])
+        return sampled_from([Lookahead(keys) for keys in (*sizes, *_far_ahead(longest), 0, longest, LARGEST_WINDOW)])
     if kind == "chunks":
         return sampled_from([Chunks(size) for size in (*sizes, longest + 1)])
     if kind in ("custom", "custom_alone"):

@@ -36,8 +36,9 @@ KV_HEADS: Final[dict[FarAxis, FarAxis]] = {
 }
 """The axes that give way to KV heads where there are enough of them."""
 _FAR: Final = sampled_from((False,) * 11 + (True,))
-_FAR_PACKED: Final = sampled_from((False,) * 5 + (True,))
-"""More often for packed keys, which can be far apart only in pages of one slot, and if there are not too many."""
+_FAR_OFTEN: Final = sampled_from((False,) * 5 + (True,))
+"""More often for packed keys, which can be far apart only in pages of one slot, and if there are not too many; and
+with a log-sum-exp, as fewer cases have one."""
 
 _PADDINGS: Final = (0, 1, 3, 8, 16)
 _FIELDS: Final = tuple(
@@ -126,11 +127,11 @@ def _any_layouts(draw: st.DrawFn, family: Family, inner_strides: bool) -> Stride
     )
 
 
-def far_axes(family: Family, *, inner_strides: bool) -> st.SearchStrategy[tuple[FarAxis, ...]]:
+def far_axes(family: Family, *, inner_strides: bool, lse: bool = False) -> st.SearchStrategy[tuple[FarAxis, ...]]:
     """Return a strategy of axes of a family that may be far, at most one of each tensor; shrinks towards none.
 
-    One in 12 draws has some, of packed keys one in 6. Without ``inner_strides`` there are none inside split pages and
-    not the columns of a bias.
+    One in 12 draws has some, of packed keys or with a log-sum-exp one in 6. Without ``inner_strides`` there are none
+    inside split pages and not the columns of a bias; ``lse`` says whether there is a log-sum-exp.
     """
     split = FAMILIES[family].cache.is_split
     caches: tuple[FarAxis, ...] = ("cache_slot", "cache_head", "cache_dim") if split else ("cache_slot", "cache_head")
@@ -142,7 +143,9 @@ def far_axes(family: Family, *, inner_strides: bool) -> st.SearchStrategy[tuple[
     groups += [("new_token", "new_head")] * FAMILIES[family].packs_new_keys
     groups += [caches] * (inner_strides or not split)
     groups += [biases] * ("qq_bias" in FEATURES_OF[family])
-    some = _FAR_PACKED if FAMILIES[family].cache.is_packed else _FAR
+    lses: tuple[FarAxis, ...] = ("lse_token", "lse_head")
+    groups += [lses] * lse
+    some = _FAR_OFTEN if lse or FAMILIES[family].cache.is_packed else _FAR
     return _far_axes(some, tuple(sampled_from((None, *group * 8)) for group in groups))
 
 

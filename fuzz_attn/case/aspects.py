@@ -412,7 +412,7 @@ ODDITIES: Final = (
           name="value_size"),
     # Caches of many gigabytes, of which only the pages of the case have memory: not for a target that copies them.
     _fields("pages far into the caches", "pages.first_block",
-            feature="large_offsets", families=(*_BLOCKS, "mla_decode", "token_decode"), virtual=True,
+            feature="large_offsets", families=(*_BLOCKS, "extend", "mla_decode", "token_decode"), virtual=True,
             refused="large offsets"),
     # Tokens, heads, slots or dimensions of a tensor lie 2^31 elements from the first one.
     _fields("elements far apart", "strides.far",

@@ -225,9 +225,9 @@ def why_not_far(case: CaseFields, strides: Strides, name: FarAxis) -> str:
     others = [other for other in strides.far if other != name and other.split("_")[0] == tensor]
     if others:
         return f"strides.far={strides.far} must name one axis of each tensor, not both {name!r} and {others[0]!r}"
-    two = strides.cache in ("separate", "heads_first") and not FAMILIES[case.family].cache.is_latent
-    if tensor == "cache" and (case.pages.first_block or not two):
-        return f"strides.far={strides.far} needs two caches in memory of their own and pages.first_block=0 for {name!r}"
+    own = strides.cache in ("separate", "heads_first")
+    if tensor == "cache" and (case.pages.first_block or not own):
+        return f"strides.far={strides.far} needs caches in memory of their own and pages.first_block=0 for {name!r}"
     unsuited = _unsuited_axis(case, strides, name)
     if unsuited:
         return unsuited
@@ -256,6 +256,7 @@ _SIZES: Final = {
     "block": "block_table",
     "cache": "a cache",
     "bias": "qq_bias",
+    "lse": "log-sum-exp",
 }
 """The name in :func:`_query_sizes` or :func:`_cache_sizes` of the tensor of a far axis."""
 
@@ -281,6 +282,8 @@ def far_length(case: CaseFields, name: FarAxis) -> int:
         "cache_dim": heads.head_size_v,
         "bias_row": bias,
         "bias_column": bias,
+        "lse_token": tokens if case.lse else 0,
+        "lse_head": heads.num_query_heads if case.lse else 0,
     }
     return lengths[name]
 
@@ -296,6 +299,8 @@ def _query_sizes(case: CaseFields) -> Iterator[tuple[str, int]]:
     yield "query", tokens * (query_heads * (heads.head_size + strides.q_head) + strides.q_token)
     output_rows = tokens + case.form.extra_output_rows
     yield "output", output_rows * (query_heads * (heads.head_size_v + strides.out_head) + strides.out_token)
+    if case.lse:
+        yield "log-sum-exp", output_rows * (query_heads + strides.out_head)
     if launch.path == "3d":
         padded_head = 1 << (heads.head_size_v - 1).bit_length()
         yield "the segments' partial output", tokens * query_heads * launch.num_segments * padded_head

@@ -29,6 +29,8 @@ FarAxis = Literal[
     "cache_dim",
     "bias_row",
     "bias_column",
+    "lse_token",
+    "lse_head",
 ]
 """An axis along which the last index of a tensor lies at least 2^31 elements from the first one.
 
@@ -185,6 +187,8 @@ FAR_AXES: Final[dict[FarAxis, str]] = {
     "cache_dim": "dimensions of the caches",
     "bias_row": "rows of the bias",
     "bias_column": "columns of the bias",
+    "lse_token": "tokens of the log-sum-exp",
+    "lse_head": "heads of the log-sum-exp",
 }
 """The axes of :class:`Strides` that may be far, in words."""
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.case.plain import Count, Finite, Plain, Positive, counted, shortest
+from fuzz_attn.case.plain import Count, Finite, Plain, Positive, Window, counted, shortest
 
 BiasDType = Literal["float32", "float16", "bfloat16", "float64"]
 """The type of slopes, biases and sinks. Kernels compute with them in float32."""
@@ -310,7 +310,7 @@ class Full(_Mask, frozen=True, tag="full"):
 class Lookahead(_Mask, frozen=True, tag="lookahead"):
     """The number of keys behind its own that a row sees; with a sliding window this is a two-sided window."""
 
-    keys: Count = 1
+    keys: Window = 1
 
     def words(self) -> str:
         """Return the mask in words."""

@@ -301,7 +301,8 @@ def _lse(case: AttentionCase, device: str) -> OutputTensor | None:
     shape = (rows, case.heads.num_query_heads) if by_tokens else (case.heads.num_query_heads, rows)
     width = shape[1] + case.strides.out_head
     memory = poisoned((shape[0], width), np.uint32, poison)
-    tensor = tensors_over(memory, (strided(memory, shape, (width, 1)),), torch.float32, device)[0]
+    near = tensors_over(memory, (strided(memory, shape, (width, 1)),), torch.float32, device)[0]
+    tensor = _far(case, near, {"lse_token": 1 - by_tokens, "lse_head": int(by_tokens)})
     answered, tokens = _answered_tokens(case, device), slice(0, case.num_tokens)
     if by_tokens:
         live = None if answered is None else answered[:, None]
@@ -422,6 +423,10 @@ def _caches(
         slots[blocks, offsets] = held.reshape(-1, *slots.shape[2:])
     torch_dtype = torch.uint8 if case.uint8_cache else TORCH_DTYPES[dtype]
     page_strides = caches.layout.page_strides
+    if cache.is_latent:
+        view = _over(caches.memory[0], caches.views[:1], torch_dtype, device, page_strides[0], pages.first_block)[0]
+        keys = _far(case, view, cache.far_axes[0])
+        return keys, keys[..., : case.heads.head_size_v]
     if len(caches.memory) == 1:
         return _over(caches.memory[0], caches.views, torch_dtype, device, page_strides[0], pages.first_block)
     triples = zip(caches.memory, caches.views, page_strides, strict=True)

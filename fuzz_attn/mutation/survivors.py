@@ -37,7 +37,8 @@ Claim: TypeAlias = Literal["", "same value", "same output"]
 class Spot(Plain, frozen=True):
     """Changes on one source line: ``operation#ordinal/change`` each, as in a mutant's name.
 
-    ``source`` is the whole line in ``file`` below kernels/; ``kernels`` are the launched kernels, none for any.
+    ``source`` is the whole line in ``file`` below kernels/; the name of a file directly in there begins with
+    ``kernels/``. ``kernels`` are the launched kernels, none for any.
     """
 
     file: str
@@ -86,7 +87,7 @@ class SortedSurvivors(NamedTuple):
 
 def source_of(change: IrChange) -> str:
     """Return the source line of a change in this project's kernels."""
-    return linecache.getline(str(KERNELS / change.file), change.line).strip()
+    return linecache.getline(str(KERNELS / change.file.removeprefix(f"{KERNELS.name}/")), change.line).strip()
 
 
 def load_reasons(path: Path) -> tuple[Reason, ...]:

@@ -7,20 +7,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fuzz_attn.operations.operation import ALL_SHARDS, Drawing, ExcludesKey, derived_seed
 from fuzz_attn.strategies.relation_choices import relation_choices
 from fuzz_attn.strategies.sampling.draws import Sample, composite, sampled_from
 from fuzz_attn.strategies.sampling.lattices import around
 
+C = TypeVar("C")
 HEADS: Final = sampled_from((1, 2, 3, 4, 8))
 SEEDS: Final = sampled_from(range(2**20))
 RARELY: Final = sampled_from((False, False, False, True))
 OFTEN: Final = sampled_from((False, True))
 FEW: Final = sampled_from((1, 3, 16))
+FEWEST_FAR: Final = 3
+"""Indices of a far axis at least: with two the stride itself would need 64 bits."""
 _GROWING: Final = 20
 """One case of this many has a size from anywhere up to what it can afford."""
 _BUDGETS: Final = sampled_from((2**18,) * 7 + (2**20,))
@@ -61,6 +65,31 @@ def _chosen(names: tuple[str, ...]) -> st.SearchStrategy[str]:
 def with_choice(draw: st.DrawFn, cases: st.SearchStrategy[Any]) -> tuple[Any, int | None]:
     """Return a strategy of a case and a choice of a relation; shrinks both."""
     return draw(cases), draw(relation_choices())
+
+
+def far_axes(names: Sequence[str], some: st.SearchStrategy[bool] = RARELY) -> st.SearchStrategy[tuple[str, ...]]:
+    """Return a strategy of far axes, at most one of each tensor, where ``some`` says so; shrinks towards none."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.rpartition("_")[0], []).append(name)
+    return _far_axes(some, tuple(sampled_from((None, *group * 4)) for group in groups.values()))
+
+
+@composite
+def _far_axes(
+    draw: st.DrawFn, some: st.SearchStrategy[bool], groups: tuple[st.SearchStrategy[str | None], ...]
+) -> tuple[str, ...]:
+    if not draw(some):
+        return ()
+    return tuple(name for group in groups if (name := draw(group)) is not None)
+
+
+def with_far_axes(case: C, names: Sequence[str]) -> C:
+    """Return a case with those of the axes far that have enough indices, and not too many."""
+    near: Any = case
+    lengths: Mapping[str, int] = near.far_lengths
+    changed: C = replace(near, far_axes=tuple(name for name in names if lengths.get(name, 0) >= FEWEST_FAR))
+    return changed
 
 
 def keys_of_round(

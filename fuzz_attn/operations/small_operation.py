@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fuzz_attn.case.aspects import Aspect
-from fuzz_attn.errors import BindingError, DomainError
+from fuzz_attn.errors import BindingError, CaseError, DomainError
 from fuzz_attn.operations.operation import Drawing, ExcludesKey, Operation, RoundSize, SharedRound
 from fuzz_attn.properties.relations import chosen_relation
 
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
     from fuzz_attn.properties.experiment import Experiment
     from fuzz_attn.strategies.sampling.draws import Sample
     from fuzz_attn.targets.target import Target
+
+
+C = TypeVar("C", bound=str)
+
+FAR_AXES: Final = "far_axes"
+"""The field of a case with the axes along which tensors span 2^31 elements, ``tensor_axis`` each, and its feature."""
+MOST_FAR_ELEMENTS: Final = 2**22
+"""Elements of a tensor times the indices of its far axis, each of which has memory of its own."""
+MOST_FAR: Final = 256
+"""Indices of a far axis at most; with more, no stride would be that of a far axis."""
 
 
 def always(case: Any, domain: Any) -> bool:
@@ -233,9 +243,38 @@ class Fields:
         return getattr(self._plain, name)
 
 
-def when(words: str, holds: Callable[[Any], bool], **plain: Any) -> Aspect:
-    """Return a trait that a case loses with some fields."""
-    return Aspect(words, holds, lambda case, on: case if on else replace(case, **plain))
+def far_aspect(most: int) -> Aspect:
+    """Return the aspect of the far axes of a case, of which there are at most so many; the shrinker drops each."""
+    smaller = tuple(partial(_nearer, place=place) for place in range(most))
+    return when("elements far apart", lambda case: bool(case.far_axes), smaller, far_axes=())
+
+
+def _nearer(case: Any, *, place: int) -> Any:
+    return replace(case, far_axes=case.far_axes[:place] + case.far_axes[place + 1 :])
+
+
+def fitting(names: Iterable[C], lengths: Mapping[str, int], num_elements: int) -> tuple[C, ...]:
+    """Return those of the far axes that a case has, of not too many indices and not too much memory.
+
+    ``lengths`` are the used indices of each axis. Raises ``CaseError`` for two axes of one tensor.
+    """
+    kept = tuple(name for name in names if 0 < lengths.get(name, 0) <= min(MOST_FAR, MOST_FAR_ELEMENTS // num_elements))
+    tensors = [name.rpartition("_")[0] for name in kept]
+    if len(set(tensors)) < len(tensors):
+        raise CaseError(f"far_axes={kept} must name one axis of each tensor")
+    return kept
+
+
+def far_words(names: Iterable[str]) -> list[str]:
+    """Return far axes in words."""
+    return [f"{axis}s of {tensor} spread over 2^31 elements" for tensor, _, axis in (n.rpartition("_") for n in names)]
+
+
+def when(
+    words: str, holds: Callable[[Any], bool], smaller: tuple[Callable[[Any], Any], ...] = (), **plain: Any
+) -> Aspect:
+    """Return a trait that a case loses with some fields; the shrinker also tries the changes ``smaller``."""
+    return Aspect(words, holds, lambda case, on: case if on else replace(case, **plain), smaller=smaller)
 
 
 def _with(case: Any, value: Any, *, name: str) -> Any:

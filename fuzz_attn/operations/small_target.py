@@ -237,8 +237,12 @@ class SmallExperiment(Experiment):
 
     @cached_property
     def place(self) -> str:
-        """The device of the tensors that are judged: the host for small cases, else the backend's."""
-        return "cpu" if self.case.num_elements <= HOST_COST else self.backend.device
+        """The device of the tensors that are judged: the host for small cases, else the backend's.
+
+        Far tensors have addresses on the backend's only.
+        """
+        on_host = self.case.num_elements <= HOST_COST and not self.case.is_far
+        return "cpu" if on_host else self.backend.device
 
     def launch(self, case: Any, **changes: Any) -> Launch:
         """Return a new launch of the target on a case, made with the options of ``materialise``."""

@@ -1,12 +1,12 @@
 """Known survivors: each reason names changes that our kernels have, and a new survivor stands out."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from msgspec.structs import replace
 
-from fuzz_attn.case.families import Family
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation import audit_report, survivors
 from fuzz_attn.mutation.audit_messages import AuditSetup, Batch
@@ -22,24 +22,47 @@ from fuzz_attn.mutation.survivors import (
     source_of,
     with_equivalents,
 )
+from fuzz_attn.operations.registry import FamilyName
 from fuzz_attn.report.printing import text_of
 
 REASONS = own_reasons()
-SURVEY: dict[Family, tuple[int, int]] = {"unified": (3, 60), "paged": (1, 20), "context": (1, 20)}
+SURVEY: dict[FamilyName, tuple[int, int]] = {
+    "unified": (3, 60),
+    "paged": (1, 20),
+    "context": (1, 20),
+    "varlen": (1, 24),
+    "extend": (1, 60),
+    "token_decode": (1, 24),
+    "mla_decode": (1, 20),
+    "merge_states": (1, 2),
+    "cache_write": (1, 20),
+}
 """A seed and a number of its first cases, which launch every kernel of which a reason names a change.
 
 Under other seeds this takes hundreds of cases in unified.
 """
-CHECKED: dict[Family, tuple[Batch, ...]] = {
+CHECKED: dict[FamilyName, tuple[Batch, ...]] = {
     "unified": (Batch((), 2, 12, enough=12),),
     "paged": (Batch((), 1, 4, enough=4),),
     "context": (Batch((), 1, 4, enough=4),),
+    "varlen": (Batch((), 1, 4, enough=4),),
+    "extend": (Batch((), 1, 4, enough=4),),
+    "token_decode": (Batch((), 1, 4, enough=4),),
+    "mla_decode": (Batch((), 1, 4, enough=4),),
+    "merge_states": (Batch((), 1, 4, enough=4),),
+    "cache_write": (Batch((), 1, 20, enough=4),),
 }
 """Few cases of one seed, with watched operations. Every audit checks the same claims in hundreds of cases."""
-KERNELS: dict[Family, tuple[str, ...]] = {
+KERNELS: dict[FamilyName, tuple[str, ...]] = {
     "unified": ("kernel_unified_attention_2d", "kernel_unified_attention_3d", "reduce_segments"),
     "paged": ("kernel_paged_attention_2d",),
     "context": ("kernel_context_attention",),
+    "varlen": ("kernel_varlen_attention",),
+    "extend": ("kernel_extend_attention",),
+    "token_decode": ("kernel_token_split", "kernel_token_merge"),
+    "mla_decode": ("kernel_mla_split", "kernel_mla_merge"),
+    "merge_states": ("kernel_merge_states",),
+    "cache_write": ("kernel_cache_write",),
 }
 
 
@@ -48,7 +71,7 @@ def covered(spot: Spot, changes: tuple[IrChange, ...]) -> set[str]:
 
 
 @pytest.mark.parametrize("family", KERNELS)
-def test_reasons_name_changes_that_exist_and_no_claim_is_refuted(family: Family) -> None:
+def test_reasons_name_changes_that_exist_and_no_claim_is_refuted(family: FamilyName) -> None:
     """The audit checks the claims in more cases: here each change runs in the first ones that have it."""
     with AuditPool(AuditSetup(family, None, ""), 1) as pool:
         surveyed = pool.survey(*SURVEY[family])
@@ -64,7 +87,7 @@ def test_reasons_name_changes_that_exist_and_no_claim_is_refuted(family: Family)
     assert len(ran) >= 0.7 * len(mutants)
 
 
-def missing(family: Family, changes: tuple[IrChange, ...]) -> list[tuple[str, str, set[str]]]:
+def missing(family: FamilyName, changes: tuple[IrChange, ...]) -> list[tuple[str, str, set[str]]]:
     """Return each line of a reason with the changes that it names and that the kernels of a family do not have."""
     spots = [(reason, spot) for reason in REASONS for spot in reason.at if set(spot.kernels) & set(KERNELS[family])]
     lacking = [(reason.name, spot.source, set(spot.changes) ^ covered(spot, changes)) for reason, spot in spots]
@@ -75,7 +98,12 @@ SERIES = (-1.0 / 3.0, 2.0 / 15.0, -17.0 / 315.0, 62.0 / 2835.0)
 
 
 def units_moved(change: str) -> float:
-    """Return by how many units of itself a change of the tail of the series moves the tanh, at most up to 1/4."""
+    """Return by how many units of itself a change of the tail of the series moves the tanh, at most up to 1/4.
+
+    A kernel with a second loop has its sums from 3 on and its products from 4 on.
+    """
+    for name, count in (("addf", 3), ("mulf", 4)):
+        change = re.sub(rf"{name}#(\d+)", lambda found: f"{name}#{int(found[1]) % count}", change)  # noqa: B023
 
     def rounded(numbers: torch.Tensor, name: str) -> torch.Tensor:
         return numbers.bfloat16().double() if change == f"{name}/rounded to bfloat16" else numbers
@@ -94,7 +122,7 @@ def units_moved(change: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "low", "high"), [("within_what_the_bound_allows", 0.0, 35.0), ("knee_seldom_reached_in_3d", 215.0, 260.0)]
+    ("name", "low", "high"), [("within_what_the_bound_allows", 0.0, 35.0), ("knee_seldom_reached", 215.0, 260.0)]
 )
 def test_changes_of_the_series_move_the_tanh_as_their_reasons_say(name: str, low: float, high: float) -> None:
     (reason,) = (reason for reason in REASONS if reason.name == name)

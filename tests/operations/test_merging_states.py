@@ -41,6 +41,10 @@ BUGS: Final = {
     "weights of the next head": ("head * partial_lses_stride_head\n", "0 * partial_lses_stride_head\n"),
     "weights in half precision": ("weights += weight\n", "weights += weight.to(tl.float16).to(tl.float32)\n"),
     "padding between heads is ignored": ("head * out_stride_head", "head * HEAD_SIZE"),
+    "32-bit offsets of states": ("state_64 * partial_outputs_stride_state", "state * partial_outputs_stride_state"),
+    "32-bit offsets of rows": ("token * lse_stride_token", "token.to(tl.int32) * lse_stride_token"),
+    "32-bit offsets of heads": ("head * out_stride_head", "head.to(tl.int32) * out_stride_head"),
+    "the LSE is dense": ("head * lse_stride_head", "head"),
     "the output is not divided": ("total / tl.where(has_any, weights, 1.0)", "total"),
 }  # fmt: skip
 """Each bug as an edit of the kernel."""

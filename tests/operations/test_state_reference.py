@@ -7,13 +7,17 @@ import math
 import os
 from functools import cache
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import mpmath
 import pytest
 import torch
+from msgspec.structs import replace
 
-from fuzz_attn.operations.merge_states.state_case import StateCase, StateDomain, key_pool
+from fuzz_attn.errors import CaseError
+from fuzz_attn.inputs.storage import REACH, far_axis, storage_bytes
+from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.operations.merge_states.state_case import StateAxis, StateCase, StateDomain, key_pool
 from fuzz_attn.operations.merge_states.state_draws import state_cases
 from fuzz_attn.operations.merge_states.state_experiment import LOGARITHM, merge
 from fuzz_attn.operations.merge_states.state_tensors import StateTensors, materialise
@@ -31,6 +35,35 @@ EXP: Final = 6.0
 def drawn() -> tuple[StateCase, ...]:
     sample = Sample(Random(7))
     return tuple(sample.draw(state_cases(DOMAIN, key_pool(DOMAIN))) for _ in range(COUNT))
+
+
+@pytest.mark.parametrize("name", get_args(StateAxis))
+def test_the_last_index_of_a_far_axis_lies_beyond_32_bits_and_takes_no_memory(name: StateAxis) -> None:
+    case = StateCase(4, 5, 3, gap=1, padded_tokens=1)
+    near, far = (materialise(replace(case, far_axes=axes)) for axes in ((), (name,)))
+    moved = 0
+    for one, other in zip(tensors_of(near), tensors_of(far), strict=True):
+        axis = far_axis(other)
+        moved += axis is not None
+        assert other.equal(one)
+        assert storage_bytes(other).numel() < 2**20
+        if axis is not None:
+            assert (case.far_lengths[name] - 1) * other.stride(axis) >= REACH > other.stride(axis)
+    assert moved == 1
+
+
+def tensors_of(tensors: StateTensors) -> list[torch.Tensor]:
+    """Return all tensors as integers, as poison may be NaN."""
+    given = tensors.partial_outputs, tensors.partial_lses, *(output.tensor for output in tensors.outputs.values())
+    return [bits_of(each) for each in given]
+
+
+def test_a_case_is_not_far_along_two_axes_of_a_tensor_or_of_too_many_indices() -> None:
+    with pytest.raises(CaseError, match="must name one axis of each tensor"):
+        StateCase(3, 3, 3, far_axes=("out_token", "out_head"))
+    assert StateCase(1, 256, far_axes=("out_token",)).is_far
+    assert not StateCase(1, 300, far_axes=("out_token",)).is_far
+    assert not StateCase(64, 200, 8, far_axes=("out_token",)).is_far
 
 
 def rows_of(tensors: StateTensors) -> list[tuple[int, int]]:

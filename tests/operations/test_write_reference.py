@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import mpmath
 import numpy as np
@@ -13,11 +13,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from fuzz_attn.inputs.tensor_types import NUMPY_DTYPES
-from fuzz_attn.operations.cache_write.write_case import WriteCase, WriteDomain, key_pool
+from fuzz_attn.errors import CaseError
+from fuzz_attn.inputs.storage import REACH, far_axis, storage_bytes
+from fuzz_attn.inputs.tensor_types import NUMPY_DTYPES, bits_of
+from fuzz_attn.operations.cache_write.write_case import StoredType, WriteAxis, WriteCase, WriteDomain, key_pool
 from fuzz_attn.operations.cache_write.write_draws import write_cases
 from fuzz_attn.operations.cache_write.write_experiment import write
-from fuzz_attn.operations.cache_write.write_tensors import FAR_SPAN, WriteTensors, materialise
+from fuzz_attn.operations.cache_write.write_tensors import WriteTensors, materialise
 from fuzz_attn.oracle.roundings import UNIT
 from fuzz_attn.strategies.sampling.draws import Sample
 
@@ -213,7 +215,53 @@ def test_heads_come_before_places_and_values_have_other_strides() -> None:
 def test_the_last_page_of_a_far_cache_lies_beyond_32_bits() -> None:
     case = WriteCase(spare_pages=2, far=True)
     stride = materialise(case).outputs["key_cache"].tensor.stride(0)
-    assert stride < FAR_SPAN <= 2 * stride
+    assert stride < REACH <= 2 * stride
+
+
+@pytest.mark.parametrize("name", get_args(WriteAxis))
+def test_the_last_index_of_a_far_axis_lies_beyond_32_bits_and_takes_no_memory(name: WriteAxis) -> None:
+    stored_as: StoredType = "int8_token_head" if name.startswith("scale") else "same"
+    case = WriteCase(5, 3, page_size=4, spare_pages=2, stored_as=stored_as, shuffled=True, seed=1)
+    near, far = (materialise(replace(case, far_axes=axes)) for axes in ((), (name,)))
+    moved = 0
+    for one, other in zip(tensors_of(near), tensors_of(far), strict=True):
+        axis = far_axis(other)
+        moved += axis is not None
+        assert other.equal(one)
+        assert storage_bytes(other).numel() < 2**20
+        if axis is not None:
+            assert (case.far_lengths[name] - 1) * other.stride(axis) >= REACH > other.stride(axis)
+    assert moved == (1 if name.startswith(("key", "value")) else 2)
+
+
+def tensors_of(tensors: WriteTensors) -> list[torch.Tensor]:
+    """Return all tensors as integers, as poison may be NaN."""
+    return [bits_of(each) for each in (tensors.key, tensors.value, *(o.tensor for o in tensors.outputs.values()))]
+
+
+def test_a_case_is_not_far_along_axes_that_it_does_not_have() -> None:
+    axes: tuple[WriteAxis, ...] = ("key_token", "caches_head", "scale_caches_page")
+    assert WriteCase(3, 3, far_axes=axes).far_axes == axes[:2]
+    assert WriteCase(3, 3, fused=True, far=True, far_axes=axes).far_axes == ()
+    with pytest.raises(CaseError, match="must name one axis of each tensor"):
+        WriteCase(3, 3, far_axes=("key_token", "key_head"))
+    assert WriteCase(256, far_axes=("key_token",)).is_far
+    assert not WriteCase(300, far_axes=("key_token",)).is_far
+    assert not WriteCase(200, 8, 128, far_axes=("key_token",)).is_far
+
+
+@pytest.mark.parametrize("stored_as", ["int8_token_head", "float8_e4m3fn_token_head"])
+def test_a_row_of_zeros_holds_zeros_whatever_its_scale_is(stored_as: StoredType) -> None:
+    case = WriteCase(8, 4, stored_as=stored_as, zero_rows=True, seed=2)
+    tensors = materialise(case)
+    zeros = (tensors.key == 0).all(-1)
+    assert zeros[0, 0]
+    assert 0.1 < zeros.float().mean() < 0.5
+    keys, scales = (write(tensors)[name] for name in ("key_cache", "k_scale_cache"))
+    assert keys.judged.all()
+    assert (keys.value[zeros] == 0).all()
+    assert (keys.bound[zeros] < 1.0).all()
+    assert torch.equal(scales.judged.expand_as(zeros), ~zeros)
 
 
 def test_the_reverse_order_moves_tokens_with_their_slots() -> None:

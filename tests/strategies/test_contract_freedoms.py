@@ -129,6 +129,7 @@ OF_MASKS: Final[Freedoms] = {
     "top_left": lambda c: isinstance(c.mask, TopLeft) and c.max_seq_len > c.max_query_len > 1,
     "not_causal": lambda c: isinstance(c.mask, Full) and c.window,
     "lookahead": lambda c: isinstance(c.mask, Lookahead) and 0 < c.mask.keys < c.max_query_len and c.window,
+    "longest_lookahead": lambda c: isinstance(c.mask, Lookahead) and c.mask.keys == 2**31 - 2 and c.max_query_len > 1,
     "chunks": lambda c: isinstance(c.mask, Chunks) and 1 < c.mask.size < c.max_seq_len,
     "tree_alone": lambda c: isinstance(c.mask, Custom) and c.mask.bits == "tree" and not c.mask.causal,
     "random_bits_and_causal": lambda c: isinstance(c.mask, Custom) and c.mask.bits == "random" and c.mask.causal,
@@ -137,12 +138,19 @@ OF_MASKS: Final[Freedoms] = {
 }
 """What launchers with masks other than the causal one allow."""
 
+OF_LSE: Final[Freedoms] = {
+    "far_lse_tokens": lambda c: "lse_token" in far_axes(c),
+    "far_lse_heads": lambda c: "lse_head" in far_axes(c),
+}
+"""What launchers that write a log-sum-exp allow."""
+
 OF_LATENT: Final[Freedoms] = {
     "length_of_zero": OF_DECODE["length_of_zero"],
     "largest_key": lambda c: (c.heads.head_size, c.heads.value_size) == (576, 512),
     "values_are_keys": lambda c: c.heads.value_size in (0, c.heads.head_size),
     "no_lse": lambda c: c.lse is None,
     "lse_with_gaps": lambda c: c.lse and c.strides.out_head and len(c.sequences) > 1,
+    **OF_LSE,
     "many_splits": lambda c: c.launch.num_segments >= 16,
     "largest_group_of_all": lambda c: c.heads.num_queries_per_kv == 128,
 }
@@ -155,6 +163,7 @@ OF_TOKENS: Final[Freedoms] = OF_LATENT | {
     "no_window": lambda c: not c.window and c.form.window == 1,
     "splits_of_each": lambda c: c.ragged_splits and len(c.sequences) > c.launch.num_segments,
     "own_number_of_splits": lambda c: c.launch.path == "auto",
+    "sink_above_all": lambda c: c.sinks and c.lse and c.sinks.level > 100.0,
     "sink_without_keys": lambda c: c.sinks and c.lse and any(s.seq_len == 0 for s in c.sequences),
     "shared_slots": lambda c: c.pages.shared_prefix and len(c.sequences) > 1 and c.pages.block_size == 1,
     "slots_far_into_the_caches": lambda c: c.pages.first_block and c.num_tokens,
@@ -164,7 +173,13 @@ OF_TOKENS: Final[Freedoms] = OF_LATENT | {
 """What decode over indexed slots allows."""
 
 OF_VARLEN: Final[Freedoms] = {
-    **{name: shows for name, shows in OF_MASKS.items() if name in ("top_left", "not_causal", "lookahead")},
+    **{
+        name: shows
+        for name, shows in OF_MASKS.items()
+        if name in ("top_left", "not_causal", "lookahead", "longest_lookahead")
+    },
+    **OF_LSE,
+    "sink_above_all": lambda c: c.sinks and c.lse and c.sinks.level > 100.0,
     "no_keys": lambda c: any(s.has_no_key for s in c.sequences),
     "some_keys": lambda c: any(0 < s.seq_len < s.query_len for s in c.sequences),
     "keys_of_no_query": lambda c: any(s.seq_len > 0 == s.query_len for s in c.sequences) and c.num_tokens,
@@ -196,8 +211,11 @@ FREEDOMS: Final[dict[Family, Freedoms]] = {
     "paged": OF_ALL | OF_SPLIT | OF_DECODE,
     "context": OF_ALL | OF_SPLIT | OF_NEW_TOKENS,
     "chunked": OF_ALL | OF_SPLIT | OF_NEW_TOKENS,
-    "extend": {name: shows for name, shows in OF_ALL.items() if name not in NOT_OF_EXTEND} | OF_NEW_TOKENS | OF_MASKS,
-    "mla_decode": OF_LATENT,
+    "extend": {name: shows for name, shows in OF_ALL.items() if name not in NOT_OF_EXTEND}
+    | OF_NEW_TOKENS
+    | OF_MASKS
+    | {"slots_far_into_the_caches": OF_TOKENS["slots_far_into_the_caches"]},
+    "mla_decode": OF_LATENT | {"far_slots": lambda c: "cache_slot" in far_axes(c)},
     "token_decode": OF_TOKENS,
     "varlen": OF_VARLEN,
 }

@@ -19,7 +19,15 @@ from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.dtypes import DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.plain import Count, Plain, counted, shortest
 from fuzz_attn.errors import CaseError
-from fuzz_attn.operations.small_operation import Fields, SmallDomain, when
+from fuzz_attn.operations.small_operation import (
+    FAR_AXES,
+    Fields,
+    SmallDomain,
+    far_aspect,
+    far_words,
+    fitting,
+    when,
+)
 
 NAME: Final = "cache_write"
 """The operation, and its only family."""
@@ -73,6 +81,17 @@ NewType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 StoredType: TypeAlias = Literal[
     "same", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8_token_head", "float8_e4m3fn_token_head"
 ]
+WriteAxis: TypeAlias = Literal[
+    "key_token",
+    "key_head",
+    "value_token",
+    "value_head",
+    "caches_place",
+    "caches_head",
+    "scale_caches_page",
+    "scale_caches_place",
+    "scale_caches_head",
+]
 CacheType: TypeAlias = DTypeName | Literal["int8"]
 OWN_SCALES: Final = "_token_head"
 """The end of a type of caches with a scale for each token and head, which the write computes."""
@@ -117,12 +136,13 @@ class WriteKey(Plain, frozen=True):
 class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     """The input of one write; raises ``CaseError`` for sizes that are too large.
 
-    New numbers are normal numbers times ``magnitude``. Token i goes into slot i, or into any with ``shuffled``; with
-    ``skipped`` a third of the tokens go nowhere, the first among them. ``spare_pages`` pages are more than the tokens
-    need. ``heads_first`` swaps places and heads in the memory of a page. ``head_gap`` elements of poison lie between
-    heads of both caches, ``value_gap`` more in that of values. With ``fused``, keys and values are columns of one
-    tensor that begins with queries. ``padded_tokens`` rows of keys and values belong to no token. With ``far``, the
-    last page lies 2^31 elements behind the first.
+    New numbers are normal numbers times ``magnitude``; with ``zero_rows``, a quarter of the tokens and heads have only
+    zeros, the first among them. Token i goes into slot i, or into any with ``shuffled``; with ``skipped`` a third of
+    the tokens go nowhere, the first among them. ``spare_pages`` pages are more than the tokens need. ``heads_first``
+    swaps places and heads in the memory of a page. ``head_gap`` elements of poison lie between heads of both caches,
+    ``value_gap`` more in that of values. With ``fused``, keys and values are columns of one tensor that begins with
+    queries. ``padded_tokens`` rows of keys and values belong to no token. With ``far``, the last page lies 2^31
+    elements behind the first. So do the last indices of ``far_axes``, at most one of each tensor.
     """
 
     num_tokens: Size = 1
@@ -144,6 +164,8 @@ class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     padded_tokens: Count = 0
     far: bool = False
     seed: Seed = 0
+    far_axes: tuple[WriteAxis, ...] = ()
+    zero_rows: bool = False
 
     def __post_init__(self) -> None:
         """Check the sizes; msgspec turns the error into one that names the place in the file."""
@@ -158,6 +180,7 @@ class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
                 raise CaseError(f"{name}={getattr(self, name)} must be at most {largest}")
         if self.num_elements > MOST_ELEMENTS:
             raise CaseError(f"a cache has {self.num_elements} elements, must have at most {MOST_ELEMENTS}")
+        force_setattr(self, "far_axes", fitting(self.far_axes, self.far_lengths, self.num_elements))
 
     @property
     def cache_dtype(self) -> CacheType:
@@ -182,6 +205,25 @@ class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
         limit = DTYPES[self.cache_dtype].largest
         largest = min(LARGEST_NUMBER * self.magnitude, DTYPES[self.dtype].largest)
         return largest / min(self.k_scale, self.v_scale) > limit
+
+    @property
+    def is_far(self) -> bool:
+        """Whether some addresses of the tensors have no memory."""
+        return self.far or bool(self.far_axes)
+
+    @property
+    def far_lengths(self) -> dict[str, int]:
+        """How many indices tokens may use of each axis that may be far.
+
+        Keys and values in one tensor are not far, caches with far pages not along another axis.
+        """
+        places = self.page_size if self.shuffled else min(self.page_size, self.num_tokens)
+        lengths = {"token": self.num_tokens, "head": self.num_heads, "page": self.num_pages, "place": places}
+        lacking = {"key", "value"} if self.fused else set()
+        lacking |= {"caches"} if self.far else set()
+        lacking |= set() if self.per_token_head else {"scale_caches"}
+        split = {name: name.rpartition("_") for name in get_args(WriteAxis)}
+        return {name: lengths[axis] for name, (tensor, _, axis) in split.items() if tensor not in lacking}
 
     @property
     def num_pages(self) -> int:
@@ -219,6 +261,7 @@ class WriteDomain(SmallDomain, frozen=True, forbid_unknown_fields=True, tag_fiel
             "padded_tokens",
             "overflow",
             "far",
+            "far_axes",
         )
     )
 
@@ -228,7 +271,7 @@ class WriteDomain(SmallDomain, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     def in_memory(self) -> WriteDomain:
         """Return the domain without caches whose addresses mostly take no memory."""
-        return msgspec.structs.replace(self, features=self.features - {"far"})
+        return msgspec.structs.replace(self, features=self.features - {"far", FAR_AXES})
 
 
 _HEADS: Final = (16, 64, 128, 80, 96, 32, 256, 1, 24, 8, 72, 2, 40, 192, 33, 112)
@@ -287,7 +330,10 @@ def described(case: WriteCase) -> list[tuple[str, str]]:
         *(["queries, keys and values in one tensor"] if case.fused else []),
         *([counted(case.padded_tokens, "padded row")] if case.padded_tokens else []),
         *(["pages that span 2^31 elements"] if case.far else []),
+        *far_words(case.far_axes),
     ]
+    if case.zero_rows:
+        lines.append(("zeros", "all numbers of some tokens and heads"))
     return [*lines, ("memory", ", ".join(memory))] if memory else lines
 
 
@@ -305,6 +351,7 @@ FEATURES: Final = {
         "numbers beyond those of the cache", lambda case: case.overflows, magnitude=1.0, k_scale=1.0, v_scale=1.0
     ),
     "far": _flag("offsets beyond 2^31", "far"),
+    FAR_AXES: far_aspect(4),
 }
 """Every feature by its name, in the order in which signatures name them."""
 
@@ -318,6 +365,7 @@ ODDITIES: Final = (
     _field("a scale of keys", "k_scale", tried=_TRIED_SCALES),
     _field("a scale of values", "v_scale", tried=_TRIED_SCALES),
     _field("numbers of another magnitude", "magnitude", tried=(16.0, 1024.0)),
+    _field("rows of zeros", "zero_rows"),
     _field("seed", "seed", tried=(0, 1, 2, 3), trait=False),
 )
 KINDS: Final = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from hypothesis import strategies as st
 
@@ -13,11 +13,12 @@ from fuzz_attn.operations.cache_write.write_case import (
     LARGEST_NUMBER,
     MOST_ELEMENTS,
     OWN_SCALES,
+    WriteAxis,
     WriteCase,
     WriteDomain,
     WriteKey,
 )
-from fuzz_attn.operations.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, grown
+from fuzz_attn.operations.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, far_axes, grown, with_far_axes
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 
 _TOKENS: Final = sampled_from((1, 2, 3, 5, 8, 16, 17, 33))
@@ -28,6 +29,8 @@ _SMALL: Final = (1.0, 1.0, 16.0, 0.02)
 _LARGE: Final = (500.0, 1e5)
 _MAGNITUDES: Final = (1.0, 1.0, 1e-6, 300.0)
 _BEYOND: Final = (1e5,)
+_FAR_AXES: Final = {own: far_axes(get_args(WriteAxis), OFTEN if own else RARELY) for own in (False, True)}
+"""Far axes by whether the caches have scales of their own, as fewer types do."""
 _SELDOM: Final = sampled_from((False,) * 15 + (True,))
 _LARGEST: Final = {name: LARGEST[name] for name in ("num_tokens", "num_heads")} | {
     "spare_slots": LARGEST["spare_pages"]
@@ -55,12 +58,14 @@ def write_cases(draw: st.DrawFn, domain: WriteDomain, keys: tuple[WriteKey, ...]
     sizes = draw(grown(sizes, _LARGEST, width))
     tokens, heads, spare = sizes["num_tokens"], sizes["num_heads"], sizes["spare_slots"] // key.page_size
     heads = heads if within(heads, domain.num_heads) else domain.num_heads[0]
+    names = draw(_FAR_AXES[key.stored_as.endswith(OWN_SCALES)]) if domain.allows("far_axes") else ()
     far = far and tokens <= MOST_FAR * key.page_size
-    spare = min(max(spare, FAR_PAGES), MOST_FAR) if far else spare
+    spare = min(max(spare, FAR_PAGES), MOST_FAR) if far or "scale_caches_page" in names else spare
     pages = -(-tokens // key.page_size) + spare
     if pages * key.page_size * heads * width > MOST_ELEMENTS:
         heads, spare = 1, min(spare, FAR_PAGES)
-    return WriteCase(
+    zero_rows = draw(RARELY)
+    case = WriteCase(
         num_tokens=tokens,
         num_heads=heads,
         spare_pages=spare,
@@ -80,7 +85,9 @@ def write_cases(draw: st.DrawFn, domain: WriteDomain, keys: tuple[WriteKey, ...]
         padded_tokens=padded,
         far=far,
         seed=draw(SEEDS),
+        zero_rows=zero_rows,
     )
+    return with_far_axes(case, names)
 
 
 @composite

@@ -58,12 +58,6 @@ class WriteExperiment(SmallExperiment):
         return replace(case, seed=case.seed ^ 1, magnitude=1.0)
 
     @cached_property
-    def place(self) -> str:
-        """The device of the tensors that are judged; far caches have addresses on the backend's only."""
-        place: str = super().place
-        return self.backend.device if self.case.far else place
-
-    @cached_property
     def reference(self) -> Reference:
         """The oracle's answers to the first launch, computed from the inputs as the launch left them."""
         return write(self.left)
@@ -138,6 +132,7 @@ def _with_own_scale(new: torch.Tensor, dtype: torch.dtype, *, of_scale: bool) ->
     judged = scale >= LEAST_SCALE
     if of_scale:
         return Expected(scale, scale * QUOTIENT + FLUSHED, judged)
+    judged |= scale == 0.0
     exact = new / scale.masked_fill(scale == 0.0, 1.0)[..., None]
     error = exact.abs() * ((1.0 + QUOTIENT) * (1.0 + QUOTIENT) / (1.0 - QUOTIENT) - 1.0) + FLUSHED
     if is_fp8_dtype(dtype):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,19 +20,19 @@ from fuzz_attn.inputs.storage import (
     rounded,
     slot_poison,
     spread,
+    stride_of,
     strided,
     tensor_of,
     tensors_over,
 )
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_dtype
 from fuzz_attn.operations.cache_write.write_case import QUERY_HEADS, SCALE_CACHES, CacheType, StoredType, WriteCase
+from fuzz_attn.operations.small_tensors import with_far_axis
 
-_KEYS, _VALUES, _SLOTS, _SKIPPED = 65, 66, 67, 68
+_KEYS, _VALUES, _SLOTS, _SKIPPED, _ZEROS = 65, 66, 67, 68, 69
 """The streams of random numbers."""
 NOWHERE: Final = -1
 """The slot of a skipped token."""
-FAR_SPAN: Final = 2**31
-"""Elements from the first page of a far cache to its last."""
 _NAMED: Final[dict[StoredType, tuple[str, int]]] = {
     "float8_e4m3fn": ("fp8_e4m3", 1),
     "float8_e5m2": ("fp8_e5m2", 1),
@@ -43,8 +42,6 @@ _NAMED: Final[dict[StoredType, tuple[str, int]]] = {
 """What launchers call a kind of caches: ``kv_cache_dtype`` and ``kv_quant_mode``."""
 _UNUSED_INT8: Final = 0x80
 """The bits of -128, which no correct write stores: scales make 127 the largest."""
-_LINE: Final = 64
-"""Strides of far pages are multiples of it, as those of large allocations are."""
 _BEYOND: Final = 2**62 + 1
 """What lies around the slots: no kernel that reads it finds a slot there."""
 
@@ -133,6 +130,10 @@ def _numbers(case: WriteCase, stream: int) -> npt.NDArray[Any]:
     """Return the bits of new keys or values, ``[num_tokens and padded rows, num_heads, head_size]``."""
     shape = case.num_tokens + case.padded_tokens, case.num_heads, case.head_size
     normals = Stream(case.seed, stream).normals(*shape)
+    if case.zero_rows:
+        zeros = Stream(case.seed ^ stream, _ZEROS).below(4, *shape[:2]) == 0
+        zeros[0, 0] = True
+        normals[zeros] = 0.0
     return rounded(np.float32(case.magnitude) * normals, case.dtype)
 
 
@@ -142,8 +143,9 @@ def _apart(
     memories = [poisoned(bits.shape, bits.dtype, slot_poison(case.dtype, "nan")) for bits in (keys, values)]
     for memory, bits in zip(memories, (keys, values), strict=True):
         memory[...] = bits
-    found = [tensors_over(memory, (memory,), TORCH_DTYPES[case.dtype], device)[0] for memory in memories]
-    return found[0], found[1]
+    key, value = (tensors_over(memory, (memory,), TORCH_DTYPES[case.dtype], device)[0] for memory in memories)
+    axes = ("token", "head")
+    return with_far_axis(case, key, "key", axes), with_far_axis(case, value, "value", axes)
 
 
 def _fused(
@@ -212,6 +214,5 @@ def _cache(
     view = strided(memory, shape, strides)
     near = tensors_over(memory, (view,), torch.int8 if dtype == "int8" else TORCH_DTYPES[dtype], device)[0]
     if not case.far or not last:
-        return near
-    apart = math.ceil(FAR_SPAN / max(1, case.num_pages - 1))
-    return spread(near, 0, -(-apart // _LINE) * _LINE)
+        return with_far_axis(case, near, "caches" if last else "scale_caches", ("page", "place", "head"))
+    return spread(near, 0, stride_of(near, 0, case.num_pages))

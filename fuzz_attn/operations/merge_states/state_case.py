@@ -20,7 +20,15 @@ from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.plain import Count, Plain, counted, shortest
 from fuzz_attn.case.recipes import LogSumExp, SlotPoison
 from fuzz_attn.errors import CaseError
-from fuzz_attn.operations.small_operation import Fields, SmallDomain, when
+from fuzz_attn.operations.small_operation import (
+    FAR_AXES,
+    Fields,
+    SmallDomain,
+    far_aspect,
+    far_words,
+    fitting,
+    when,
+)
 
 NAME: Final = "merge_states"
 """The operation, and its only family."""
@@ -62,8 +70,18 @@ NEEDED: Final = (
 """Sets of roles, of which a target needs one."""
 
 StateType: TypeAlias = Literal["float32", "float16", "bfloat16"]
-FarStates: TypeAlias = Literal["", "states", "tokens", "heads"]
-"""An axis along which tensors span 2^31 elements; none for an empty text."""
+StateAxis: TypeAlias = Literal[
+    "partial_outputs_state",
+    "partial_outputs_token",
+    "partial_outputs_head",
+    "partial_lses_state",
+    "partial_lses_token",
+    "partial_lses_head",
+    "out_token",
+    "out_head",
+    "lse_token",
+    "lse_head",
+]
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]
 LARGEST: Final = {"num_states": 1024, "num_tokens": 2**17 + 1, "num_heads": 1024, "head_size": 256}
 MOST_ELEMENTS: Final = 2**22
@@ -89,7 +107,8 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     quarter of the states of all rows saw no key, but one of each row did; with ``empty_rows`` some rows have only such
     states, the first among them. Their outputs are ``poison``, which is zero in a case without any. ``gap`` elements of
     poison lie between heads of the outputs of the states and of the merged one; ``padded_tokens`` rows of that belong
-    to no token. Along the axis ``far`` the last index of all tensors lies 2^31 elements or more behind the first.
+    to no token. Along ``far_axes``, at most one of each tensor, the last indices lie 2^31 elements behind the first; an
+    axis of more than 256 indices, or one that would take much memory, is not far.
     """
 
     num_states: Size = 1
@@ -106,7 +125,7 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     padded_tokens: Count = 0
     seed: Seed = 0
     base: Literal["e", "2"] = "e"
-    far: FarStates = ""
+    far_axes: tuple[StateAxis, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the sizes; msgspec turns the error into one that names the place in the file."""
@@ -120,11 +139,23 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
             raise CaseError(f"the outputs of all states have {self.num_elements} elements, must be {MOST_ELEMENTS}")
         if not abs(self.lse_offset) <= 1e4 or not 0.0 <= self.lse_spread <= 1e3:
             raise CaseError(f"lse_offset={self.lse_offset} must be within 1e4, {self.lse_spread=} from 0 to 1e3")
+        force_setattr(self, "far_axes", fitting(self.far_axes, self.far_lengths, self.num_elements))
 
     @property
     def num_elements(self) -> int:
         """Elements of all states' outputs."""
         return self.num_states * self.num_tokens * self.num_heads * (self.head_size + self.gap)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether some addresses of the tensors have no memory."""
+        return bool(self.far_axes)
+
+    @property
+    def far_lengths(self) -> dict[str, int]:
+        """How many indices each axis has that may be far, without padded rows."""
+        lengths = {"state": self.num_states, "token": self.num_tokens, "head": self.num_heads}
+        return {name: lengths[name.rpartition("_")[2]] for name in get_args(StateAxis)}
 
     @property
     def compile_key(self) -> StateKey:
@@ -144,7 +175,7 @@ class StateDomain(SmallDomain, frozen=True, forbid_unknown_fields=True, tag_fiel
     num_states: tuple[int, ...] = (1, 1024)
     lse: LogSumExp = LogSumExp()
     empty_outputs: tuple[SlotPoison, ...] = get_args(SlotPoison)
-    features: frozenset[str] = frozenset(("empty_states", "empty_rows", "strides", "padded_tokens", "far"))
+    features: frozenset[str] = frozenset(("empty_states", "empty_rows", "strides", "padded_tokens", "far_axes"))
 
     def __post_init__(self) -> None:
         """Raise :class:`DomainError` for a domain without cases or with an unknown feature."""
@@ -152,7 +183,7 @@ class StateDomain(SmallDomain, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     def in_memory(self) -> StateDomain:
         """Return the domain without tensors whose addresses mostly take no memory."""
-        return msgspec.structs.replace(self, features=self.features - {"far"})
+        return msgspec.structs.replace(self, features=self.features - {FAR_AXES})
 
 
 def key_pool(domain: StateDomain) -> tuple[StateKey, ...]:
@@ -191,11 +222,10 @@ def described(case: StateCase) -> list[tuple[str, str]]:
         lines.append(("without a key", f"all states of {empty[-1]}" if empty == ["some rows"] else " and ".join(empty)))
     if case.poison != "zero":
         lines.append(("outputs of empty states", case.poison.replace("_", " ")))
+    memory = far_words(case.far_axes)
     if case.gap or case.padded_tokens:
-        lines.append(("memory", f"{case.gap} elements between heads, {counted(case.padded_tokens, 'padded row')}"))
-    if case.far:
-        lines.append(("addresses", f"{case.far} that span 2^31 elements"))
-    return lines
+        memory = [f"{case.gap} elements between heads", counted(case.padded_tokens, "padded row"), *memory]
+    return [*lines, ("memory", ", ".join(memory))] if memory else lines
 
 
 PLAIN: Final = StateCase()
@@ -206,7 +236,7 @@ FEATURES: Final = {
     "empty_rows": _flag("rows without a key", "empty_rows"),
     "strides": _flag("padding between heads", "gap", 1),
     "padded_tokens": _flag("padded rows", "padded_tokens", 1),
-    "far": _flag("offsets beyond 2^31", "far", "states"),
+    FAR_AXES: far_aspect(4),
 }
 """Every feature by its name, in the order in which signatures name them."""
 

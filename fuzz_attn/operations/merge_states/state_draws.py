@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Final
+from typing import Final, get_args
 
 from hypothesis import strategies as st
 
@@ -13,26 +12,22 @@ from fuzz_attn.case.recipes import SlotPoison
 from fuzz_attn.operations.merge_states.state_case import (
     LARGEST,
     MOST_ELEMENTS,
-    FarStates,
+    StateAxis,
     StateCase,
     StateDomain,
     StateKey,
 )
-from fuzz_attn.operations.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, grown
+from fuzz_attn.operations.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, far_axes, grown, with_far_axes
 from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 
 _STATES: Final = (2, 1, 3, 4, 5, 7, 8, 9, 16, 17, 33, 64)
 _TOKENS: Final = sampled_from((1, 2, 3, 5, 8, 17, 33))
-_OFFSETS: Final = sampled_from((0.0, 1.0, -5.0, 30.0, 100.0, -100.0, 1000.0, -1000.0))
+_OFFSETS: Final = sampled_from((0.0, 1.0, -5.0, 30.0, 100.0, -100.0, 1000.0, -1000.0, -1e4))
 _SPREADS: Final = sampled_from((1.0, 0.0, 0.1, 5.0, 20.0, 100.0))
-_SELDOM: Final = sampled_from((False,) * 23 + (True,))
-_FAR: Final[Mapping[str, FarStates]] = {"num_states": "states", "num_tokens": "tokens", "num_heads": "heads"}
-FEWEST_FAR: Final = 3
-MOST_FAR: Final = 64
-"""With two indices the stride itself would need 64 bits; each takes memory of its own."""
 _ZERO: Final[SlotPoison] = "zero"
 _POISONED: Final[tuple[SlotPoison, ...]] = ("zero", "nan", "nan", "inf", "huge")
 _POISONS: Final = sampled_from(_POISONED)
+_FAR_AXES: Final = far_axes(get_args(StateAxis))
 
 
 @composite
@@ -52,12 +47,13 @@ def state_cases(draw: st.DrawFn, domain: StateDomain, keys: tuple[StateKey, ...]
     sizes = draw(grown(sizes, most, key.head_size + gap))
     if not within(sizes["num_states"], domain.num_states):
         sizes["num_states"] = states
-    axes = [axis for name, axis in _FAR.items() if FEWEST_FAR <= sizes[name] <= MOST_FAR]
-    far = draw(sampled_from(axes)) if axes and domain.allows("far") and draw(_SELDOM) else ""
     if math.prod(sizes.values()) * (key.head_size + gap) > MOST_ELEMENTS:
         sizes["num_tokens"] = 1
-    return StateCase(
-        **sizes,
+    far = draw(_FAR_AXES) if domain.allows("far_axes") else ()
+    case = StateCase(
+        num_states=sizes["num_states"],
+        num_tokens=sizes["num_tokens"],
+        num_heads=sizes["num_heads"],
         head_size=key.head_size,
         dtype=key.dtype,
         lse_offset=draw(_OFFSETS),
@@ -69,5 +65,5 @@ def state_cases(draw: st.DrawFn, domain: StateDomain, keys: tuple[StateKey, ...]
         gap=gap,
         padded_tokens=padded,
         seed=draw(SEEDS),
-        far=far,
     )
+    return with_far_axes(case, far)

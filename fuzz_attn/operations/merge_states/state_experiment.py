@@ -71,12 +71,6 @@ class StateExperiment(SmallExperiment):
         return replace(case, seed=case.seed ^ 1, poison="zero", lse_offset=0.0)
 
     @cached_property
-    def place(self) -> str:
-        """The device of the tensors that are judged; far ones have addresses on the backend's only."""
-        place: str = super().place
-        return self.backend.device if self.case.far else place
-
-    @cached_property
     def reference(self) -> Reference:
         """The oracle's answers to the first launch, computed from the inputs as the launch left them."""
         return merge(self.left, self.target.rounding_model)

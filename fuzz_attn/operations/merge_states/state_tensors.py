@@ -20,18 +20,16 @@ from fuzz_attn.inputs.storage import (
     poisoned,
     rounded,
     slot_poison,
-    spread,
-    stride_of,
     strided,
     tensors_over,
 )
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_dtype
 from fuzz_attn.operations.merge_states.state_case import StateCase, StateType
+from fuzz_attn.operations.small_tensors import with_far_axis
 
 _LSES, _OUTPUTS, _EMPTY, _ROWS = 61, 62, 63, 64
 """The streams of random numbers."""
 BASES: Final = {"e": math.e, "2": 2.0}
-_AXES: Final = ("states", "tokens", "heads")
 EMPTY: Final = -np.inf
 """The LSE of a state, or of a merged row, that saw no key."""
 
@@ -90,9 +88,11 @@ def materialise(case: StateCase, device: str = "cpu", *, reverse: bool = False) 
     view[...] = bits
     sums, sums_view = _memory(shape, 0, "float32", slot_poison("float32", "nan"))
     sums_view[...] = np.ascontiguousarray(lses).view(np.uint32)
+    outputs = tensors_over(memory, (view,), TORCH_DTYPES[case.dtype], device)[0]
+    near_sums = tensors_over(sums, (sums_view,), torch.float32, device)[0]
     return StateTensors(
-        partial_outputs=_spread(tensors_over(memory, (view,), TORCH_DTYPES[case.dtype], device)[0], case, _AXES),
-        partial_lses=_spread(tensors_over(sums, (sums_view,), torch.float32, device)[0], case, _AXES),
+        partial_outputs=with_far_axis(case, outputs, "partial_outputs", ("state", "token", "head")),
+        partial_lses=with_far_axis(case, near_sums, "partial_lses", ("state", "token", "head")),
         outputs=outputs_of(case, device),
         base=BASES[case.base],
         query_lens=(case.num_tokens,),
@@ -110,18 +110,11 @@ def outputs_of(case: StateCase, device: str, variant: int = 0) -> dict[str, Outp
     for name, (shape, gap, dtype) in shapes.items():
         poison = output_poison(dtype, variant)
         memory, view = _memory(shape, gap, dtype, poison)
-        tensor = _spread(tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0], case, _AXES[1:])
+        near = tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
+        tensor = with_far_axis(case, near, name, ("token", "head"))
         axes = ("token", "head", "column")[: len(shape)]
         found[name] = OutputTensor(tensor, poison, (slice(0, case.num_tokens),), None, axes)
     return found
-
-
-def _spread(near: torch.Tensor, case: StateCase, axes: tuple[str, ...]) -> torch.Tensor:
-    """Return a tensor with these axes, of which that of the case is far."""
-    if case.far not in axes:
-        return near
-    axis = axes.index(case.far)
-    return spread(near, axis, stride_of(near, axis, near.shape[axis]))
 
 
 def _memory(

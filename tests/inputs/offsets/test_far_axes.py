@@ -17,7 +17,7 @@ from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import FAR_AXES, FarAxis, HeadLayout, PageLayout, Sequence, Strides
-from fuzz_attn.case.recipes import QQBiasRecipe
+from fuzz_attn.case.recipes import LogSumExp, QQBiasRecipe
 from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.errors import CaseError
@@ -44,6 +44,8 @@ TENSORS: dict[FarAxis, tuple[str, ...]] = {
     "cache_dim": ("key_cache", "value_cache"),
     "bias_row": ("qq_bias",),
     "bias_column": ("qq_bias",),
+    "lse_token": ("lse",),
+    "lse_head": ("lse",),
 }
 """The tensors that an axis belongs to."""
 ONE_OF_EACH: tuple[FarAxis, ...] = ("q_token", "out_head", "block_table", "new_token", "cache_slot")
@@ -51,17 +53,26 @@ ONE_OF_EACH: tuple[FarAxis, ...] = ("q_token", "out_head", "block_table", "new_t
 
 def case_of(*names: FarAxis, family: Family | None = None) -> AttentionCase:
     """Return a case with these axes far; without any it is near."""
-    family = family or ("unified" if {"bias_row", "bias_column"} & set(names) else "context")
-    lengths = (1, 1, 1, 1) if family == "paged" else (3, 2, 1, 1)
+    tensor = next(iter(names), "").partition("_")[0]
+    family = family or {"bias": "unified", "lse": "varlen"}.get(tensor, "context")
+    lengths = (1, 1, 1, 1) if family in ("paged", "mla_decode") else (3, 2, 1, 1)
+    new = {"varlen": LogSumExp(order="heads"), "mla_decode": LogSumExp()}
     return AttentionCase(
         sequences=tuple(Sequence(length, 5 * length) for length in lengths),
         family=family,
-        heads=HeadLayout(num_kv_heads=4, head_size=16),
-        padded_tokens=1,
+        heads=HeadLayout(1, 4, 16, 8) if family == "mla_decode" else HeadLayout(4, head_size=16),
+        padded_tokens=int(family != "mla_decode"),
         qq_bias=QQBiasRecipe() if family == "unified" else None,
-        strides=Strides(q_head=1, out_head=2, new_head=3, key_chunk=4 * (family != "unified"), far=names),
+        lse=new.get(family),
+        strides=Strides(q_head=1, out_head=2, new_head=3, key_chunk=4 * (family not in ("unified", *new)), far=names),
         seed=5,
     )
+
+
+def named(tensors: AttentionTensors, name: str) -> torch.Tensor:
+    """Return a tensor by its name, which may be that of the second output."""
+    tensor: torch.Tensor = tensors.outputs["lse"].tensor if name == "lse" else getattr(tensors, name)
+    return tensor
 
 
 def resident_bytes() -> int:
@@ -79,7 +90,7 @@ def test_far_axes_keep_the_elements_and_cost_no_memory(name: FarAxis) -> None:
     tensors = materialise(case_of(name))
     tensors_of = TENSORS[name][: 1 if (name, family) == ("cache_slot", "context") else None]
     for tensor in tensors_of:
-        one, far = getattr(near, tensor), getattr(tensors, tensor)
+        one, far = named(near, tensor), named(tensors, tensor)
         assert torch.equal(one.nan_to_num(), far.nan_to_num())
         assert far.data_ptr() % 16 == one.data_ptr() % 16
         axis = far_axis(far)
@@ -181,7 +192,7 @@ def test_arranged_batches_keep_far_axes(order: list[int | None], names: tuple[Fa
 
 
 def written(tensors: AttentionTensors, name: FarAxis, place: int) -> None:
-    tensors.memory_of(getattr(tensors, TENSORS[name][0]))[-1, place] ^= 1
+    tensors.memory_of(named(tensors, TENSORS[name][0]))[-1, place] ^= 1
 
 
 PLACES = (0, 4160, -1)
@@ -206,7 +217,7 @@ def test_changed_memory_around_far_elements_is_found(
     monkeypatch.setattr(Target, "run", runs)
     verdict = check(Experiment(case, target, SimulatorBackend()))
     assert changed
-    expected = "written_outside" if name.startswith("out") else "input_changed"
+    expected = "written_outside" if name.startswith(("out", "lse")) else "input_changed"
     assert verdict.kind == expected
 
 
@@ -215,9 +226,10 @@ FAMILY_AXES = [
     for family in ("unified", "paged", "context", "chunked")
     for name in TENSORS
     if (family == "unified" or not name.startswith("bias"))
+    and not name.startswith("lse")
     and (family != "unified" or name != "cache_dim")
     and (family in ("context", "chunked") or not name.startswith("new"))
-]
+] + [("mla_decode", "cache_slot"), ("mla_decode", "lse_head"), ("varlen", "lse_head"), ("varlen", "lse_token")]
 
 
 @pytest.mark.parametrize(("at", "family", "name"), [(at, *pair) for at, pair in enumerate(FAMILY_AXES)])
