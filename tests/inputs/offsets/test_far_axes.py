@@ -51,12 +51,16 @@ TENSORS: dict[FarAxis, tuple[str, ...]] = {
 ONE_OF_EACH: tuple[FarAxis, ...] = ("q_token", "out_head", "block_table", "new_token", "cache_slot")
 
 
+OF_TENSOR: dict[str, Family] = {"bias": "unified", "lse": "varlen"}
+"""The families that have a tensor; the others have the usual ones."""
+
+
 def case_of(*names: FarAxis, family: Family | None = None) -> AttentionCase:
     """Return a case with these axes far; without any it is near."""
     tensor = next(iter(names), "").partition("_")[0]
-    family = family or {"bias": "unified", "lse": "varlen"}.get(tensor, "context")
+    family = family or OF_TENSOR.get(tensor, "context")
     lengths = (1, 1, 1, 1) if family in ("paged", "mla_decode") else (3, 2, 1, 1)
-    new = {"varlen": LogSumExp(order="heads"), "mla_decode": LogSumExp()}
+    new: dict[str, LogSumExp] = {"varlen": LogSumExp(order="heads"), "mla_decode": LogSumExp()}
     return AttentionCase(
         sequences=tuple(Sequence(length, 5 * length) for length in lengths),
         family=family,
