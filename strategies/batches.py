@@ -88,7 +88,7 @@ VAST_KEYS = sorted((*around(2**11), 3000, *around(2**12), 5000, 6000, 7000, *LON
 DEEP = (1_000, 1_024, 1_100, 1_500, 2_047, 2_048, 2_049, 3_000, 4_096, 6_000)
 """Contexts of chunks of a prompt, beside short ones."""
 SMALL_PAGE, PAGES_OF_LONG = 4, (128, 256, 512, 1024)
-MANY_SEGMENTS, MOST_OF_LONG, MANY_MERGED = 16, 4_200, 8
+MANY_SEGMENTS, MOST_OF_LONG, MANY_MERGED = 16, 4_200, 4
 """More segments get sequences of as many tiles, and small pages get tables of many columns, up to so many keys."""
 PAGES_OF_VAST = (1024, 4096)
 """Pages of a sequence around which vast batches have lengths too."""
@@ -107,19 +107,19 @@ COMMON = 60
 """How much more the weight of a usual kind counts than that of a rare one. A very rare kind has the weight 1: such a
 case may take as long as 50 others."""
 RARE: Final[dict[Kind, int]] = {
-    "many": 19,
+    "many": 17,
     "horde": 6,
-    "chunk": 20,
-    "surge": 48,
-    "vast": 15,
-    "convoy": 6,
-    "shelf": 20,
+    "chunk": 12,
+    "surge": 30,
+    "vast": 11,
+    "convoy": 4,
+    "shelf": 10,
 }
 """The weights of rare kinds."""
 SURGE_WEIGHTS = (
     (SURGE_TOKENS, SURGE_PRODUCTS, RARE["surge"]),
-    (SURGE_TOKENS, COSTLY_PRODUCTS, 6),
-    (385, SURGE_PRODUCTS, 18),
+    (SURGE_TOKENS, COSTLY_PRODUCTS, 3),
+    (385, SURGE_PRODUCTS, 14),
 )
 """Tokens, products and weight: few cases can afford more than a thousand tokens, several a few hundred."""
 MASKED = 2
@@ -151,7 +151,7 @@ _BOOLEANS = sampled_from((False, True))
 _FEWER = sampled_from((0,) * 12 + (1, 2, 3, 4, 5, 6))
 """How the sequences are chosen that get fewer keys than query tokens; 0 chooses none."""
 _SERVED = sampled_from((False, True))
-_DECODED = sampled_from((False, True, True, True, True))
+_DECODED = sampled_from((False, True, True, True))
 """Whether a key of a served model gets a batch that schedulers make; for decodes, fewer keys can afford one."""
 _PLACES = sampled_from(range(12))
 _STRADDLES = (2, 3, 5)
@@ -272,12 +272,12 @@ def _kinds(
     One table of all kinds would have a thousand entries. Hypothesis shrinks an index by 1 at a time where a later
     choice can take what it loses, and gives up after 500 steps.
     """
-    weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 3 if small_pages else 1}
+    weights: dict[Kind, int] = {"prefill": 5, "decode": 7, "mixed": 9, "crowd": 2, "long": 1}
     weights["prompt"] = 1
     if segments:
         weights |= {"decode": 7, "mixed": 16, "long": 2, "prompt": 2}
     if segments > MANY_SEGMENTS:
-        weights["long"] = 12
+        weights["long"] = 6
     if window:  # its edge differs from row to row
         weights |= {"decode": 5, "prefill": 5, "mixed": 14}
     if qq_bias:

@@ -411,7 +411,7 @@ import os, sys, time
 from pathlib import Path
 from fuzz_attn.engine.events import WorkerReady
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run import local_shards
+from fuzz_attn.engine.run import shards
 from fuzz_attn.engine.run.fuzz_run import FuzzRun
 from fuzz_attn.engine.run.run_plan import RunPlan
 
@@ -423,7 +423,7 @@ def block(event):
         while True:
             time.sleep(600)
 
-local_shards.COMMAND = (sys.executable, "-c", (folder / "shard.py").read_text())
+shards.COMMAND = (sys.executable, "-c", (folder / "shard.py").read_text())
 plan = RunPlan(Setup("t"), 1, 2, None, None, folder / "run", folder / "counterexamples")
 FuzzRun(plan, block).run()
 """

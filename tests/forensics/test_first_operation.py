@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NAMED = {
     # a comparison on the edited line, one element of a tile
-    "causal_or_equal": ("masks.py", "mask = key[None, :] <= causal_limit[:, None]", "False"),
+    "causal_or_equal": ("scores.py", "mask = key[None, :] <= causal_limit[:, None]", "False"),
     # a mask that only the healthy kernel has
     "block_table_read_past_its_row": ("paged_cache.py", "key // BLOCK_SIZE).to(tl.int64)", "mask of the load"),
     # an address relative to its tensor
@@ -73,7 +73,7 @@ def test_where_no_operation_is_named_one_sentence_says_why(pair: str) -> None:
 
 def test_the_line_of_an_edit_that_the_value_comes_from_is_named() -> None:
     lines = answers()["causal_or_equal"]
-    assert [line.rpartition("/")[2].partition(":")[0] for line in lines["own_lines"]] == ["masks.py"]
+    assert [line.rpartition("/")[2].partition(":")[0] for line in lines["own_lines"]] == ["scores.py"]
     arguments = answers()["values_strided_like_keys"]["notes"]
     assert any("`values.stride_slot` 16, in the healthy kernel 17" in note for note in arguments)
 

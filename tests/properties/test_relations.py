@@ -249,10 +249,10 @@ def test_a_latent_decode_passes(relation: str, least: float) -> None:
     target, backend, sample = load_target("mla_decode"), SimulatorBackend(), Sample(Random(5))
     domain = target.domain.in_memory()
     keys = [key for key in key_pool(domain) if key.head_size <= 64][:60:6]
-    drawn = (sample.draw(cases(domain=domain, keys=keys, variants=1)) for _ in range(600))
+    drawn = (sample.draw(cases(domain=domain, keys=keys, variants=1)) for _ in range(1200))
     chosen = [case for case in drawn if case.total_keys < 300 and relation in relations_of(case, target.domain)]
-    ratios = [verdict_of(relation, Experiment(case, target, backend)).ratio or 0.0 for case in chosen[:40]]
-    assert len(ratios) == 40
+    ratios = [verdict_of(relation, Experiment(case, target, backend)).ratio or 0.0 for case in chosen[:80]]
+    assert len(ratios) == 80
     assert least < max(ratios) <= 1.0
 
 

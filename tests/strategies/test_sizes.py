@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -14,7 +14,7 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.case.recipes import Lookahead
 from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.operations.cache_write.write_case import WriteDomain
-from fuzz_attn.operations.merge_states.state_case import StateDomain
+from fuzz_attn.operations.merge_states.state_case import StateAxis, StateDomain
 from fuzz_attn.operations.merge_states.state_tensors import materialise
 from fuzz_attn.targets.loading import load_target
 
@@ -146,8 +146,8 @@ def test_a_size_of_a_small_operation_has_no_ceiling_and_no_gap(name: str) -> Non
 
 
 def test_states_of_a_merge_lie_beyond_every_axis() -> None:
-    far = [case for case in drawn_of("merge_states") if case.far]
-    assert {case.far for case in far} == {"states", "tokens", "heads"}
-    tensors = materialise(next(case for case in far if case.far == "states"))
-    for tensor in (tensors.partial_outputs, tensors.partial_lses):
-        assert tensor.stride(0) < 2**31 <= (tensor.shape[0] - 1) * tensor.stride(0)
+    far = [case for case in drawn_of("merge_states") if case.far_axes]
+    assert {name for case in far for name in case.far_axes} == set(get_args(StateAxis))
+    tensors = materialise(next(case for case in far if "partial_outputs_state" in case.far_axes))
+    tensor = tensors.partial_outputs
+    assert tensor.stride(0) < 2**31 <= (tensor.shape[0] - 1) * tensor.stride(0)
