@@ -45,7 +45,7 @@ def replace_layout(case: C, *, family: Family | None = None, strides: Strides | 
         before = max(case.cache_layout.page_strides)
         layout = FAMILIES[family].cache.layout(heads, case.pages.block_size, case.dtypes.kv, strides)
         after = max(layout.page_strides)
-        first_block = min(-(-case.pages.first_block * before // after), LARGEST_FIRST_BLOCK)
+        first_block = min(-(-case.pages.first_block * before // after), _largest_first_block(case, family))
         changes["pages"] = msgspec.structs.replace(case.pages, first_block=first_block)
     try:
         return replace(case, family=family, strides=strides, **changes)
@@ -53,6 +53,16 @@ def replace_layout(case: C, *, family: Family | None = None, strides: Strides | 
         if not strides.far:
             raise
         return replace(case, family=family, strides=msgspec.structs.replace(strides, far=()), **changes)
+
+
+def _largest_first_block(case: CaseFields, family: Family) -> int:
+    """Return the largest number of a case's first page; numbers of slots have 31 bits too, where lists have them."""
+    if not FAMILIES[family].cache.in_one_row:
+        return LARGEST_FIRST_BLOCK
+    size, pages = case.pages.block_size, case.pages
+    return min(
+        LARGEST_FIRST_BLOCK, 2**31 // size - case.total_keys // size - len(case.sequences) - pages.spare_blocks - 2
+    )
 
 
 def with_field(case: C, path: str, value: Any) -> C:

@@ -161,12 +161,12 @@ def test_share_of_cases_with_each_feature(drawn_cases: list[AttentionCase], feat
 
 RARE_IN: dict[Family, set[str]] = {
     "extend": {"bias_dtypes"},
-    "varlen": {"bias_dtypes", "mixed_dtypes"},
+    "varlen": {"bias_dtypes", "mixed_dtypes", "scale_signs"},
     "mla_decode": {"mixed_dtypes", "empty_sequences", "scale_signs"},
     "token_decode": {"empty_sequences", "bias_dtypes", "ragged_splits"},
 }
-"""Of the decode on a latent cache, only the softmax scale has a sign. Splits need another path than the usual one, and
-packed keys have the type of q."""
+"""Of the decode on a latent cache and of packed keys, which have the type of q, only the softmax scale has a sign. Splits
+need another path than the usual one."""
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"unified"}))
