@@ -88,7 +88,7 @@ VAST_KEYS = sorted((*around(2**11), 3000, *around(2**12), 5000, 6000, 7000, *LON
 DEEP = (1_000, 1_024, 1_100, 1_500, 2_047, 2_048, 2_049, 3_000, 4_096, 6_000)
 """Contexts of chunks of a prompt, beside short ones."""
 SMALL_PAGE, PAGES_OF_LONG = 4, (128, 256, 512, 1024)
-MANY_SEGMENTS, MOST_OF_LONG, MANY_MERGED = 16, 4_200, 2
+MANY_SEGMENTS, MOST_OF_LONG, MANY_MERGED = 16, 4_200, 4
 """More segments get sequences of as many tiles, and small pages get tables of many columns, up to so many keys."""
 PAGES_OF_VAST = (1024, 4096)
 """Pages of a sequence around which vast batches have lengths too."""
@@ -98,7 +98,7 @@ FLOODS = sorted((500, 700, *(1_000, *around(2**10), 1_500) * 2, *(*around(2**11)
 SURGES = sorted(
     (
         *(384, 385, 400, 450, 511, 512, 513, 600, 700, 850, 1_000),
-        *(*around(2**10), 1_030, 1_100, 1_200) * 3,
+        *(*around(2**10), 1_025, 1_030, 1_100, 1_200) * 4,
         *(1_300, 1_700, *around(2**11)),
     )
 )
@@ -118,7 +118,7 @@ RARE: Final[dict[Kind, int]] = {
 """The weights of rare kinds."""
 SURGE_WEIGHTS = (
     (SURGE_TOKENS, SURGE_PRODUCTS, RARE["surge"]),
-    (SURGE_TOKENS, COSTLY_PRODUCTS, 2),
+    (SURGE_TOKENS, COSTLY_PRODUCTS, 3),
     (385, SURGE_PRODUCTS, 14),
 )
 """Tokens, products and weight: few cases can afford more than a thousand tokens, several a few hundred."""
@@ -277,7 +277,7 @@ def _kinds(
     if segments:
         weights |= {"decode": 7, "mixed": 16, "long": 2, "prompt": 2}
     if segments > MANY_SEGMENTS:
-        weights["long"] = 4
+        weights["long"] = 6
     if window:  # its edge differs from row to row
         weights |= {"decode": 5, "prefill": 5, "mixed": 14}
     if qq_bias:

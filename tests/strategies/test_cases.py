@@ -165,7 +165,7 @@ RARE_IN: dict[Family, set[str]] = {
     "mla_decode": {"mixed_dtypes", "empty_sequences", "scale_signs"},
     "token_decode": {"empty_sequences", "bias_dtypes", "ragged_splits"},
 }
-"""Of the decode on a latent cache and of packed keys, which have the type of q, only the softmax scale has a sign. Splits
+"""Of the decode on a latent cache and of packed keys, whose type is that of q, only the softmax scale has a sign. Splits
 need another path than the usual one."""
 
 
