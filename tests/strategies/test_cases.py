@@ -165,8 +165,8 @@ RARE_IN: dict[Family, set[str]] = {
     "mla_decode": {"mixed_dtypes", "empty_sequences", "scale_signs"},
     "token_decode": {"empty_sequences", "bias_dtypes", "ragged_splits"},
 }
-"""Of the decode on a latent cache and of packed keys, whose type is that of q, only the softmax scale has a sign. Splits
-need another path than the usual one."""
+"""Of the decode on a latent cache and of packed keys, of the type of q, only the softmax scale has a sign. Splits need
+another path than the usual one."""
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"unified"}))
