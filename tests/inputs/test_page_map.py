@@ -30,7 +30,7 @@ LAYOUTS = st.builds(
 @st.composite
 def paged_cases(draw: st.DrawFn) -> AttentionCase:
     """Draw cases with more unusual pages than those of ``cases``."""
-    return replace(draw(cases(Domain())), pages=draw(LAYOUTS))
+    return replace(draw(cases(Domain().in_memory())), pages=draw(LAYOUTS))
 
 
 def used_pages(case: AttentionCase, pages: PageMap) -> list[list[int]]:
