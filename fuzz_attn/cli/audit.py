@@ -41,7 +41,9 @@ SEEDED_BUGS: Final = Path(__file__).parents[1] / "mutation" / "seeded" / "tables
     metavar="N",
     help="Cases that run the change of a mutant that no seed found, to report what it changes; 0: none.",
 )
-@click.option("--rules/--no-rules", default=True, show_default=True, help="Also evaluate two fixed tolerances.")
+@click.option(
+    "--rules/--no-rules", default=True, show_default=True, help="Also evaluate two fixed tolerances (attention)."
+)
 @workers_option
 @seed_option
 @click.option(

@@ -23,7 +23,7 @@ from fuzz_attn.mutation.audit_report import LiveTable
 from fuzz_attn.mutation.audit_results import RULES, Audit, Mutant, Outcome, State
 from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
 from fuzz_attn.mutation.survivors import Reason, with_equivalents
-from fuzz_attn.operations.registry import FamilyName
+from fuzz_attn.operations.registry import FamilyName, operation_of_family
 from fuzz_attn.report.printing import PIPE_SECONDS, show, whole
 
 SURVEY_CASES: Final = 480
@@ -74,7 +74,8 @@ def audit(request: Request, console: Console) -> Audit:
         table = LiveTable(len(mutants) * len(request.seeds))
         with _shown(table, console) as refresh:
             judging = _Judging(pool, table, refresh)
-            rules = RULES if request.rules else ()
+            ruled = request.rules and operation_of_family(pool.ready.family).has_tolerances
+            rules = RULES if ruled else ()
             batches = [Batch(tuple(mutants), seed, request.max_cases, rules) for seed in request.seeds]
             found = judging.outcomes(batches)
             found |= judging.second_outcomes(found, mutants, request.seeds, request.enough)
@@ -88,7 +89,7 @@ def audit(request: Request, console: Console) -> Audit:
             workers=request.workers,
             versions=environment_of("simulator", ()).versions,
             outcomes=with_equivalents([found[key] for key in order], request.reasons),
-            ruled=request.rules,
+            ruled=ruled,
             false_alarms=tuple(sorted(pool.false_alarms)),
             healthy_cases=sum(pool.healthy_cases.values()),
         )

@@ -61,8 +61,10 @@ class AuditWorker:
     def _run(self, batch: Batch, send: Send) -> None:
         from fuzz_attn.mutation.batch_runner import MutantRun  # noqa: PLC0415 - imports torch
 
-        judges = {PROPERTIES, *batch.rules} if self.healthy.operation.has_tolerances else {PROPERTIES}
-        runs = [MutantRun(mutant, self._target_of(mutant), set(judges), batch.seed) for mutant in batch.mutants]
+        runs = [
+            MutantRun(mutant, self._target_of(mutant), {PROPERTIES, *batch.rules}, batch.seed)
+            for mutant in batch.mutants
+        ]
         left, reported = runs, 0.0
 
         def after_case(number: int, undecided: list[MutantRun]) -> None:

@@ -46,9 +46,6 @@ Kind: TypeAlias = Literal[
 OUT_OF_BOUNDS_STORE: Final = "out-of-bounds store"
 """How the message of a store outside a tensor begins. That of a load is of the same kind (``out_of_bounds``)."""
 
-PASSES_WITH: Final = "It passes with "
-"""How a hint at an undeclared rounding begins, which the rounding follows."""
-
 Where: TypeAlias = Literal[
     "",
     "everywhere",
@@ -114,7 +111,8 @@ class Verdict(Plain, frozen=True):
     ``ratio`` is the largest ``|error| / bound``, None if nothing was measured. ``wrong`` of ``elements`` elements are
     wrong; ``worst`` lists a few of them, non-finite ones first. ``site`` is ``file:line`` of the access that a
     sanitizer reports, or of the line that raised; empty for other failures. ``poison`` names the parts of the poison
-    that reach the output, once they were looked for. ``hint`` says in sentences what else may explain the failure.
+    that reach the output, once they were looked for. ``hint`` says in sentences what else may explain the failure, and
+    ``rounding`` names the rounding that may, as a binding states it.
     ``explanation`` is what the kernel did wrong, in words, once that was asked and could be told. ``cause`` is the same
     without positions and lengths, so that other cases of the bug have it too; empty where the case leaves several.
     ``weights`` show it, where attention weights could be read.
@@ -132,6 +130,7 @@ class Verdict(Plain, frozen=True):
     site: str = ""
     poison: tuple[str, ...] = ()
     hint: str = ""
+    rounding: str = ""
     explanation: str = ""
     cause: str = ""
     output: str = ""
@@ -141,12 +140,6 @@ class Verdict(Plain, frozen=True):
     def passed(self) -> bool:
         """Whether the property holds."""
         return self.kind == "ok"
-
-    @property
-    def rounding(self) -> str:
-        """The rounding that its hint names, as a binding states it; empty for another hint or none."""
-        named = self.hint.startswith(f"{PASSES_WITH}rounding.")
-        return self.hint.removeprefix(PASSES_WITH).partition(", and so")[0] if named else ""
 
     @property
     def what(self) -> str:

@@ -44,7 +44,7 @@ from fuzz_attn.oracle.emulation import emulate
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundedTo, RoundingModel
 from fuzz_attn.oracle.row_blocks import row_blocks
-from fuzz_attn.oracle.verdict import PASSES_WITH, Kind, Verdict
+from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.comparisons import SameBits, compared
 from fuzz_attn.properties.experiment import Experiment, options_of
@@ -177,7 +177,8 @@ def with_rounding_named(verdict: Verdict, experiment: Experiment) -> Verdict:
             break
         launches.append(Emulated(tensors, own))
     best = _most_likely(_finest(fitting), launches)
-    return msgspec.structs.replace(verdict, hint=in_words(best)) if best else verdict
+    rounding = stated(best)
+    return msgspec.structs.replace(verdict, rounding=rounding, hint=hint_at(rounding)) if best else verdict
 
 
 def _finest(fitting: list[Fields]) -> list[Fields]:
@@ -251,13 +252,17 @@ def _size(numbers: torch.Tensor) -> float:
     return float(numbers.square().mean().sqrt()) if numbers.numel() else 0.0
 
 
-def in_words(likely: list[Fields]) -> str:
-    """Return the hint at the likely roundings."""
-    stated = " or ".join(
+def stated(likely: list[Fields]) -> str:
+    """Return the likely roundings as a binding states them."""
+    return " or ".join(
         " and ".join(f"rounding.{name} = {value!r}" for name, value in fields.items()) for fields in likely
     )
+
+
+def hint_at(rounding: str) -> str:
+    """Return the hint at the likely roundings."""
     return (
-        f"{PASSES_WITH}{stated}, and so do similar launches. If the kernel rounds like this on purpose, declare it "
+        f"It passes with {rounding}, and so do similar launches. If the kernel rounds like this on purpose, declare it "
         "(docs/rounding.md). A bug with errors of this size is possible too."
     )
 

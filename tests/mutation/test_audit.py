@@ -77,7 +77,7 @@ def test_a_sample_of_the_seeded_bugs_is_found(tmp_path: Path, seeded_bugs: Path)
 def test_most_of_a_sample_of_changed_kernels_is_found(tmp_path: Path) -> None:
     done = audit(request(tmp_path, sample=20, max_cases=FEW), Console(quiet=True))
     found = own_score(done.outcomes)
-    assert found.of >= 16, "hardly any change may make something that is no kernel"
+    assert found.of >= 18, "hardly any change may make something that is no kernel"
     assert found.percent is not None
     assert found.percent >= 75, "in 40 cases: the whole audit gives a change 400"
     assert done.false_alarms == ()
@@ -148,6 +148,7 @@ def test_changes_of_a_kernel_without_queries_are_found(tmp_path: Path) -> None:
     done = audit(request(tmp_path, **wanted), Console(quiet=True))
     assert len(done.outcomes) > 3
     assert {outcome.state for outcome in done.outcomes} == {"killed"}
+    assert not done.ruled, "the tolerances are those of attention"
     assert done.false_alarms == ()
 
 

@@ -29,8 +29,7 @@ from fuzz_attn.strategies.serving import (
 )
 from fuzz_attn.targets.loading import load_target
 
-LEAST_SHARE, OF_CASES = 0.08, 1000
-WITHIN = 3000
+LEAST_SHARE, WITHIN = 0.08, 3000
 SEEDS = (1, 2)
 PLAIN = {
     "plain": Domain(features=frozenset()),
@@ -99,9 +98,9 @@ def stream_of(name: str, seed: int) -> CaseStream:
     return CaseStream(DOMAINS[name], seed)
 
 
-def drawn(name: str, seed: int, count: int = WITHIN) -> Iterator[AttentionCase]:
+def drawn(name: str, seed: int) -> Iterator[AttentionCase]:
     """Return the first cases of a campaign, drawn as they are asked for."""
-    return (stream_of(name, seed)[number].case for number in range(count))
+    return (stream_of(name, seed)[number].case for number in range(WITHIN))
 
 
 def missing(name: str, seed: int) -> set[str]:
@@ -128,8 +127,8 @@ def test_every_shape_is_drawn_early(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", DOMAINS)
 def test_a_share_of_the_cases_looks_like_serving(name: str) -> None:
-    found = sum(map(looks_like_serving, drawn(name, SEEDS[0], OF_CASES)))
-    assert LEAST_SHARE <= found / OF_CASES <= 0.2
+    found = sum(map(looks_like_serving, drawn(name, SEEDS[0])))
+    assert LEAST_SHARE <= found / WITHIN <= 0.2
 
 
 MODEL = AttentionCase(

@@ -1,6 +1,6 @@
 """What becomes of a failing case.
 
-``life`` saves, confirms and shrinks it, ``confirmation`` runs it again, ``simplification`` makes it simpler,
-``trigger`` finds which traits it needs, ``triage`` decides whether two failures are one bug, and ``saved`` plays saved
-counterexamples.
+``life`` saves, confirms and shrinks it, ``confirmation`` runs it again, ``reduction`` makes it simpler and finds which
+traits it needs, ``triage`` decides whether two failures are one bug, and ``saved`` plays saved counterexamples. On a
+GPU, ``here`` checks what was shrunk in the simulator, and ``waiting`` leaves a failure to the shard that met it first.
 """

@@ -70,8 +70,7 @@ def test_a_wrong_output_that_follows_from_a_line_is_that_failure(always: bool, s
 
 @pytest.mark.parametrize("ratio", [1.25, 7.0])
 def test_small_errors_that_a_rounding_explains_are_called_that(ratio: float) -> None:
-    hint = "It passes with rounding.scores = 'query', and so do similar launches."
-    verdict = Verdict("oracle", "mismatch", "wrong", ratio=ratio, hint=hint)
+    verdict = Verdict("oracle", "mismatch", "wrong", ratio=ratio, rounding="rounding.scores = 'query'")
     told = in_words(lambda order: Answer(explanation=Explanation((Finding("scale", "wrong"),))), Order(ONE), verdict)
     words = "undeclared rounding? It passes with rounding.scores = 'query', and is 1.25 bounds off without"
     assert told.explanation == (words if ratio < 2 else "scale: wrong")
