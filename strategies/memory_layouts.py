@@ -13,9 +13,9 @@ from hypothesis.errors import InvalidArgument
 from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase, far_length, replace, why_not_far
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import INNER_STRIDES, CacheArrangement, FarAxis, Strides
+from fuzz_attn.case.parts import FEWEST_FAR, INNER_STRIDES, CacheArrangement, FarAxis, Strides
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.sampling.draws import composite, one_of_each, sampled_from
 from fuzz_attn.strategies.sampling.lattices import draw_index, indices
 
 _STRIDED = sampled_from((False, False, False, True, True))
@@ -25,7 +25,6 @@ _ARRANGEMENTS: dict[Family, st.SearchStrategy[CacheArrangement]] = {
 }
 _DENSE = Strides()
 
-FEWEST_FAR: Final = 3
 MOST_FAR: Final = 64
 MOST_FAR_KEYS: Final = 256
 """The same of packed keys, of which few batches have so few."""
@@ -37,9 +36,8 @@ KV_HEADS: Final[dict[FarAxis, FarAxis]] = {
 """The axes that give way to KV heads where there are enough of them."""
 _FAR: Final = sampled_from((False, True) + (False,) * 10)
 _FAR_OFTEN: Final = sampled_from((False, True) + (False,) * 4)
-"""Both are true at one index, so that a far case with a log-sum-exp shrinks to one without."""
 """More often for packed keys, which can be far apart only in pages of one slot, and if there are not too many; and
-with a log-sum-exp, as fewer cases have one."""
+with a log-sum-exp, as fewer cases have one. Both are true at one index, so that far cases shrink to ones without it."""
 
 _PADDINGS: Final = (0, 1, 3, 8, 16)
 _FIELDS: Final = tuple(
@@ -147,16 +145,7 @@ def far_axes(family: Family, *, inner_strides: bool, lse: bool = False) -> st.Se
     lses: tuple[FarAxis, ...] = ("lse_token", "lse_head")
     groups += [lses] * lse
     some = _FAR_OFTEN if lse or FAMILIES[family].cache.is_packed else _FAR
-    return _far_axes(some, tuple(sampled_from((None, *group * 8)) for group in groups))
-
-
-@composite
-def _far_axes(
-    draw: st.DrawFn, some: st.SearchStrategy[bool], groups: tuple[st.SearchStrategy[FarAxis | None], ...]
-) -> tuple[FarAxis, ...]:
-    if not draw(some):
-        return ()
-    return tuple(name for group in groups if (name := draw(group)) is not None)
+    return one_of_each(some, tuple(sampled_from((None, *group * 8)) for group in groups))
 
 
 def with_far_axes(case: AttentionCase, names: Iterable[FarAxis]) -> AttentionCase:

@@ -174,6 +174,8 @@ class Strides(Plain, frozen=True):
 INNER_STRIDES: Final = ("new_value_token", "new_value_head", "page_head", "key_chunk", "key_slot", "value_dim")
 """The paddings of :class:`Strides` inside pages, and of new values in addition to new keys."""
 
+FEWEST_FAR: Final = 3
+"""Indices of a far axis at least: with two the stride itself would need 64 bits."""
 FAR_AXES: Final[dict[FarAxis, str]] = {
     "q_token": "tokens of q",
     "q_head": "heads of q",

@@ -12,9 +12,10 @@ from typing import Any, Final, TypeVar
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from fuzz_attn.case.parts import FEWEST_FAR
 from fuzz_attn.operations.operation import ALL_SHARDS, Drawing, ExcludesKey, derived_seed
 from fuzz_attn.strategies.relation_choices import relation_choices
-from fuzz_attn.strategies.sampling.draws import Sample, composite, sampled_from
+from fuzz_attn.strategies.sampling.draws import Sample, composite, one_of_each, sampled_from
 from fuzz_attn.strategies.sampling.lattices import around
 
 C = TypeVar("C")
@@ -23,8 +24,6 @@ SEEDS: Final = sampled_from(range(2**20))
 RARELY: Final = sampled_from((False, False, False, True))
 OFTEN: Final = sampled_from((False, True))
 FEW: Final = sampled_from((1, 3, 16))
-FEWEST_FAR: Final = 3
-"""Indices of a far axis at least: with two the stride itself would need 64 bits."""
 _GROWING: Final = 20
 """One case of this many has a size from anywhere up to what it can afford."""
 _BUDGETS: Final = sampled_from((2**18,) * 7 + (2**20,))
@@ -72,16 +71,7 @@ def far_axes(names: Sequence[str], some: st.SearchStrategy[bool] = RARELY) -> st
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.rpartition("_")[0], []).append(name)
-    return _far_axes(some, tuple(sampled_from((None, *group * 4)) for group in groups.values()))
-
-
-@composite
-def _far_axes(
-    draw: st.DrawFn, some: st.SearchStrategy[bool], groups: tuple[st.SearchStrategy[str | None], ...]
-) -> tuple[str, ...]:
-    if not draw(some):
-        return ()
-    return tuple(name for group in groups if (name := draw(group)) is not None)
+    return one_of_each(some, tuple(sampled_from((None, *group * 4)) for group in groups.values()))
 
 
 def with_far_axes(case: C, names: Sequence[str]) -> C:

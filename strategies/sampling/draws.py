@@ -83,3 +83,13 @@ def composite(function: Callable[Concatenate[st.DrawFn, P], T]) -> Callable[P, s
         return strategy
 
     return cast(Callable[P, st.SearchStrategy[T]], strategies)
+
+
+@composite
+def one_of_each(
+    draw: st.DrawFn, some: st.SearchStrategy[bool], groups: tuple[st.SearchStrategy[T | None], ...]
+) -> tuple[T, ...]:
+    """Return a strategy of at most one value of each group, where ``some`` says so; shrinks towards none."""
+    if not draw(some):
+        return ()
+    return tuple(value for group in groups if (value := draw(group)) is not None)
