@@ -65,6 +65,7 @@ from fuzz_attn.errors import (
     OutOfProbesError,
     OutOfTimeError,
 )
+from fuzz_attn.operations.calls.call_draws import CallDraws
 from fuzz_attn.operations.operation import Refusals, Rule, SharedRound, derived_seed
 from fuzz_attn.operations.registry import AnyCase, operation_of
 from fuzz_attn.oracle.verdict import Verdict
@@ -92,6 +93,8 @@ FIRST_MISSING: Final = 120
 """So many cases more may be missing at first, because one round says little."""
 _AVOIDING: Final = 4
 """The index of the stream of random numbers that decides which cases are drawn again."""
+_CALLING: Final = 5
+"""The index of the stream of random numbers that makes sequences of calls of drawn cases."""
 UNFINISHED: Final = Verdict("oracle", "crash", "the campaign itself ended while this case was running")
 """The verdict on a case in the journal."""
 
@@ -183,6 +186,11 @@ class Campaign:
         """The worker's target, backend and domain."""
         return self.worker.ready
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the target is seen to keep something between calls."""
+        return bool(self._calls.keeps)
+
     def folder(self) -> Path:
         """Return the folder of the target's counterexamples."""
         return self.plan.fixtures / self.ready.slug
@@ -248,7 +256,10 @@ class Campaign:
             self._lives.limit_to(left)
             self._deadline = self._started + left
         self._introduce()
-        self._refusals = operation_of(self.ready.domain).refusals(self.ready.domain)
+        single = operation_of(self.ready.domain)
+        self._refusals = single.refusals(self.ready.domain)
+        random = Random(derived_seed(self.plan.seed, self.plan.shard, -_CALLING))  # noqa: S311 - nothing secret
+        self._calls = CallDraws(single, self.ready.domain, random)
         self._journal = Journal(self.plan.run_folder / f"journal-{self.plan.shard}.json")
         broken = False
         try:
@@ -388,9 +399,17 @@ class Campaign:
     def _try(self, case: AnyCase, relation: str | None) -> None:
         if self._refusals.excludes(case):
             return
-        self._judge_drawn(self._around(Order(case, relation)))
+        self._judge_drawn(self._in_sequence(self._around(Order(case, relation))))
         while self._suspects and self._has_time():
             self._judge_drawn(Order(self._suspects.pop()))
+
+    def _in_sequence(self, order: Order) -> Order:
+        """Return the order, now and then with earlier calls of the target, unless they show a known failure."""
+        sequence = self._calls.sequence_of(order.case)
+        if sequence is None:
+            return order
+        calls = Order(sequence)
+        return order if self._lives.known.avoids(calls) and self._random.random() < AVOIDED else calls
 
     def _judge_drawn(self, order: Order) -> None:
         """Judge a case of the search; count or follow what it shows."""
@@ -470,6 +489,7 @@ class Campaign:
         if died:
             self.emit(WorkerLost(self.plan.shard, (answer.earlier or answer.verdict).message))
         self._tell(answer.notes)
+        self._learn_kept(answer.keeps)
         if answer.refusal:
             self._refuse(order, phase, answer.refusal)
         if answer.unsupported:
@@ -477,9 +497,17 @@ class Campaign:
         if self._covered:
             self._covered.add(order.case.compile_key.number)
         if answer.judged:
-            self._refusals.judged(order.case)
+            if not operation_of(order.case).needs_fresh_process:
+                self._refusals.judged(order.case)
             self.emit(self._judged(order, phase, answer, time.monotonic() - started))
         return answer
+
+    def _learn_kept(self, keeps: Sequence[str]) -> None:
+        """Tell what the target is seen to keep between calls, and let more cases be sequences of calls."""
+        new = [each for each in keeps if each not in self._calls.keeps]
+        if new:
+            self._calls.keeps.update(new)
+            self._tell([f"The target keeps between calls: {', '.join(new)}."])
 
     def _deadline_of(self, phase: Phase) -> float | None:
         """Return when the time of a phase is up; raises :class:`BudgetSpentInterrupt` when that was before."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fuzz_attn.properties.experiment import Experiment
     from fuzz_attn.properties.refusal import Refusal
     from fuzz_attn.targets.arithmetic import ArithmeticReader
+    from fuzz_attn.targets.keeping import Keeper
     from fuzz_attn.targets.target import Target
 
 
@@ -51,6 +52,7 @@ class CaseJudge:
     """Whether this process checks the arithmetic of its GPU. That of a CPU is checked anyway: it needs no compiler."""
     _reader: ArithmeticReader | None = None
     _broken: BrokenPromises | None = None
+    _keeper: Keeper | None = None
 
     @property
     def operation(self) -> Operation:
@@ -70,7 +72,10 @@ class CaseJudge:
 
     def ready(self) -> Ready:
         """Start and check the backend; raises :class:`fuzz_attn.errors.FuzzAttnError` where it does not work."""
+        from fuzz_attn.targets.keeping import Keeper  # noqa: PLC0415 - imports torch
+
         reasons, promised = self.target.match.reasons, self.target.domain
+        self._keeper = Keeper(self.target)
         self.start()
         target, backend = self.target, self.backend
         shims = backend.preflight() if self.checks_device or not backend.forks_first else ()
@@ -114,8 +119,9 @@ class CaseJudge:
             self.backend.compiles = True
 
     def _judge(self, order: Order) -> Answer:
+        operation = operation_of(order.case)
         if order.digest:
-            return Answer(digest=self.operation.digest(order.case))
+            return Answer(digest=operation.digest(order.case))
         if order.probes:
             return Answer(refusals=tuple(self._probe(case, host_only=order.host_only) for case in order.probes))
         experiment = self._experiment(order.case)
@@ -123,9 +129,9 @@ class CaseJudge:
             return self._explained(experiment, order)
         refusal = experiment.refusal
         notes = (*self._read_arithmetic(experiment), *_unjudged(experiment))
-        verdict, *others = (Verdict("oracle"),) if refusal else self.operation.failures(experiment, order.relation)
+        verdict, *others = (Verdict("oracle"),) if refusal else operation.failures(experiment, order.relation)
         if order.explain and not refusal:
-            verdict = self.operation.with_causes(verdict, experiment)
+            verdict = operation.with_causes(verdict, experiment)
         kernels = self.backend.new_kernels()
         masks = self.backend.new_masks()
         return Answer(
@@ -137,13 +143,15 @@ class CaseJudge:
             loaded=kernels.loaded,
             compiling=kernels.seconds,
             notes=notes,
+            keeps=() if self._keeper is None else self._keeper.news(),
         )
 
     def _experiment(self, case: AnyCase) -> Experiment:
         """Return the experiment of a case. A refusal of what the target promises by name is a failure."""
         from fuzz_attn.calibration.broken_promises import BrokenPromises  # noqa: PLC0415 - imports torch, as below
 
-        experiment = self.operation.experiment(case, self.target, self.backend, strict=self.strict)
+        experiment = operation_of(case).experiment(case, self.target, self.backend, strict=self.strict)
+        experiment.learn = self._read_arithmetic
         if self.strict or not self.target.promised or experiment.refusal is None:
             return experiment
         if self._broken is None or self._broken.target is not self.target:
@@ -159,7 +167,7 @@ class CaseJudge:
             first = experiment.first
             seen = tuple(sorted(first.observations, key=lambda each: each.site != order.site))
             experiment.first = dataclasses.replace(first, observations=seen)
-        explanation = self.operation.explain(experiment, order.relation)
+        explanation = operation_of(order.case).explain(experiment, order.relation)
         if order.healthy:
             operation = self._first_operation(experiment, order)
             explanation = msgspec.structs.replace(explanation, operation=operation)

@@ -98,7 +98,8 @@ class Answer(Plain, frozen=True, tag="answer"):
     ``masks`` holds only the masks with outcomes that this process has not reported before, so it is nearly always
     empty. ``compiled`` counts kernels compiled for this case, which took ``compiling`` seconds, and ``loaded`` those
     found compiled by another process.
-    ``notes`` are sentences for the summary: what the worker has learned of the target.
+    ``notes`` are sentences for the summary: what the worker has learned of the target. ``keeps`` names what it was seen
+    to keep between calls since the last answer.
     ``explanation`` is what an order with ``forensics`` asks for.
     ``missing`` is true where a kernel is not compiled and the order does not allow to wait for that.
     ``killed`` is true where a signal ended the worker that other processes send, so that the case may be innocent.
@@ -122,6 +123,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     fresh: bool = False
     earlier: Verdict | None = None
     notes: tuple[str, ...] = ()
+    keeps: tuple[str, ...] = ()
     explanation: Explanation | None = None
 
     @property

@@ -102,6 +102,7 @@ Reason: TypeAlias = Literal[
     "foreign sequence",
     "address",
     "unwritten",
+    "earlier call",
     "arithmetic",
     "unknown",
 ]
@@ -116,6 +117,7 @@ Reason: TypeAlias = Literal[
 - a ``denominator`` that does not fit the weights;
 - an ``address``: strides, offsets, columns;
 - elements that are never written, or written by another row (``unwritten``);
+- something that an ``earlier call`` of the target has left;
 - only the size of the errors is wrong (``arithmetic``);
 - it could not be told (``unknown``)."""
 

@@ -217,6 +217,8 @@ class Operation(ABC):
     poisons: ClassVar[Mapping[str, str]] = {}
     is_exported: ClassVar[bool] = False
     """Whether a failure can be exported as a script."""
+    needs_fresh_process: ClassVar[bool] = False
+    """Whether a case is about what a process keeps, so that each look at a failing one needs a process of its own."""
     has_tolerances: ClassVar[bool] = False
     """Whether audits know fixed tolerances for it, and share the oracle's answers between the mutants of a case."""
     fp8_output: ClassVar[str] = ""

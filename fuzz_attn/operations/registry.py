@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import BindingError, CaseError, TargetError
 from fuzz_attn.operations.attention.attention import Attention
 from fuzz_attn.operations.cache_write.cache_writing import CacheWrite
+from fuzz_attn.operations.calls.call_case import NAME as CALLS
+from fuzz_attn.operations.calls.call_case import CallSequence
+from fuzz_attn.operations.calls.call_sequences import CallSequences
 from fuzz_attn.operations.merge_states.merging_states import MergeStates
 from fuzz_attn.operations.operation import Operation
 
@@ -48,11 +51,13 @@ AnyDomain: TypeAlias = Any
 _OF_TYPE: Final[dict[type, Operation]] = {
     kind: operation for operation in OPERATIONS.values() for kind in (operation.case_type, operation.domain_type)
 }
+_SEQUENCES: Final = {operation.case_type: CallSequences(operation) for operation in OPERATIONS.values()}
+"""The sequences of calls of each operation, by the type of their cases."""
 
 
 def operation_of(data: Any) -> Operation:
-    """Return the operation of a case or a domain."""
-    return _OF_TYPE[type(data)]
+    """Return the operation of a case, of a sequence of them, or of a domain."""
+    return _SEQUENCES[type(data.last)] if isinstance(data, CallSequence) else _OF_TYPE[type(data)]
 
 
 def operation_of_family(family: str) -> Operation:
@@ -138,11 +143,24 @@ def _read(value: Any, field: str) -> Any:
     if isinstance(value, msgspec.Struct):
         return value
     named = value.get(NAME, UNNAMED) if isinstance(value, dict) else UNNAMED
+    if named == CALLS and field != "domain":
+        return _read_calls(value, field)
     if named not in OPERATIONS:
-        raise CaseError(f"operation={named!r} must be one of {', '.join(OPERATIONS)}")
+        raise CaseError(f"operation={named!r} must be one of {', '.join((*OPERATIONS, CALLS))}")
     operation = OPERATIONS[named]
     try:
         return msgspec.convert(value, operation.domain_type if field == "domain" else operation.case_type)
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `$")
         raise CaseError(f"{what} - at `$.{field}{place or '`'}") from error
+
+
+def _read_calls(value: dict[str, Any], field: str) -> CallSequence:
+    """Return a sequence of calls that was read as plain data."""
+    try:
+        calls = msgspec.convert(value, CallSequence).calls
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        raise CaseError(f"{what} - at `$.{field}{place or '`'}") from error
+    single = [_read(call.case, f"{field}.calls[{number}].case") for number, call in enumerate(calls)]
+    return CallSequence(tuple(replace(call, case=case) for call, case in zip(calls, single, strict=True)))

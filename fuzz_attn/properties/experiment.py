@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -123,6 +124,8 @@ class Experiment:
         self.case = case
         self.target = target
         self.backend = backend
+        self.learn: Callable[[Experiment], object] = lambda experiment: None
+        """Learns from a launch how the target rounds, where a case is several calls."""
         self._inputs_before: dict[str, torch.Tensor] = {}
 
     @cached_property

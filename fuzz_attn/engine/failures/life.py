@@ -31,10 +31,12 @@ from fuzz_attn.engine.failures.reduction import (
     is_simpler,
     name_cause,
     restated,
+    restore,
     second_order,
     shown_together,
 )
 from fuzz_attn.engine.failures.shard_protocol import Shard
+from fuzz_attn.engine.failures.suspected_calls import as_sequence, is_of_second_launch, needing_earlier_call
 from fuzz_attn.engine.failures.triage import (
     HANG,
     KnownFailure,
@@ -98,6 +100,8 @@ class FailureLives:
         """The failure that is being confirmed or shrunk."""
         self._is_beside = False
         """Whether it showed beside another one."""
+        self._in_fresh = False
+        """Whether each of its cases needs a process that has judged none."""
         self._beside: list[tuple[KnownFailure, Answer]] = []
         """What showed beside it, to be followed next."""
         self.waiting = WaitingFailures(number)
@@ -127,6 +131,8 @@ class FailureLives:
         """Return the shard's answer to an order, and save what it shows beside the failure that is being followed."""
         living = self._living
         there = living is not None and living.there
+        if self._in_fresh:
+            self.renew()
         answer = self._place(there=there).judge(order, phase)
         if living is not None and order.only_judges and not answer.killed and not answer.missing:
             self._look_beside(living, order, answer, phase, there=there)
@@ -171,6 +177,11 @@ class FailureLives:
             if not confirmation.shows(answer, class_of(killed)):
                 self._meet_instead(order, killed, answer, before)
                 return
+            self._unmet = order, answer
+        kept = needing_earlier_call(order, answer, self.known)
+        if kept is not None:
+            self.records.seen_again(kept)
+            answer = confirmation.in_fresh_process(order, self)
             self._unmet = order, answer
         failures = failures_of(answer)
         shown, new = self._sorted(order, failures)
@@ -536,12 +547,13 @@ class FailureLives:
 
     @contextmanager
     def _followed(self, failure: KnownFailure, *, beside: bool = False) -> Iterator[None]:
-        before = self._living, self._is_beside
+        before = self._living, self._is_beside, self._in_fresh
         self._living, self._is_beside = failure, beside
+        self._in_fresh = operation_of(failure.found.case).needs_fresh_process
         try:
             yield
         finally:
-            self._living, self._is_beside = before
+            self._living, self._is_beside, self._in_fresh = before
 
     def _confirm(self, failure: KnownFailure, answer: Answer, before: Sequence[Order]) -> None:
         """Confirm a failure and what comes after; a hang in a fresh process is confirmed by that."""
@@ -549,7 +561,19 @@ class FailureLives:
         order = order_of(failure.found)
         if not answer.fresh:
             answer = confirmation.in_fresh_process(order, self)
-        if not confirmation.shows(answer, failure.failure_class):
+        alone = confirmation.shows(answer, failure.failure_class)
+        kept = None if alone else self.known.needing_earlier_call
+        if kept is not None:
+            self._end_as(failure, kept)
+            return
+        shown = None
+        if not alone or (self._shard.keeps and is_of_second_launch(order, failure.found.verdict)):
+            shown = as_sequence(order, failure.failure_class, self, before, share)
+        if shown is not None:
+            order, answer, verdict = shown
+            self._in_fresh = True
+            self.records.change(failure, case=order.case, relation=None, verdict=verdict)
+        elif not alone:
             self._classify_dependent(failure, before, share)
             return
         self.records.change(failure, confirmation="confirmed", also=self.also(failure, order, answer), shrunk=False)
@@ -576,8 +600,16 @@ class FailureLives:
             seconds = self._max_time - self._elapsed()
             limit = self._shard.launch_seconds
             share.leave(seconds, limit)
-        reduction = Reduction(failure, self, share, few_kernels=self._shard.explainer is not None and not there)
+        few_kernels, first = self._shard.explainer is not None and not there, failure.found
+        reduction = Reduction(failure, self, share, few_kernels=few_kernels)
         reduction.run()
+        if failure.found.confirmation == "flaky" and self._shard.keeps and not self._in_fresh:
+            self._in_fresh = True  # shrinking has followed what earlier cases left in the process
+            self.records.change(failure, **{name: getattr(first, name) for name in ("confirmation", "failed", "tries")})
+            restore(failure, first, self.records)
+            share = Share.of_time(self._max_time, hang=False)
+            reduction = Reduction(failure, self, share, few_kernels=few_kernels)
+            reduction.run()
         failure.steps = reduction.steps
 
     def _settle(self, failure: KnownFailure) -> None:
@@ -591,6 +623,7 @@ class FailureLives:
         if earlier is None:
             self.known.add(failure)
             self._end(failure, self._digest(failure))
+            self._absorb(failure)
             return
         earlier.widen(failure)
         if earlier.shard == self.shard and not earlier.saved:
@@ -632,8 +665,8 @@ class FailureLives:
             with self._followed(failure):
                 self._reduce(failure, Share(time.monotonic() + seconds / (len(waiting) + 1)))
                 self._here.check(failure)
-            failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
-            name_cause(failure, self)
+                failure.trigger, failure.complete = trigger_in(failure.found), failure.found.shrunk
+                name_cause(failure, self)
             earlier = self.known.same_as(failure)
             if earlier is None:
                 self.records.finish(failure, self._digest(failure))
@@ -648,6 +681,13 @@ class FailureLives:
         unknown = (each for each in failures_of(answer) if self.known.matching(order, each, there=there) is None)
         classes = (class_of(verdict) for verdict in unknown)
         return tuple(name for name in classes if name != failure.failure_class and not has_place(name))
+
+    def _absorb(self, kept: KnownFailure) -> None:
+        """End own failures that seemed to be chance as the one that turned out to need an earlier call."""
+        for other in self.known if kept.is_kept else ():
+            if other.shard == self.shard and not other.saved and other.found.confirmation in ("state", "flaky"):
+                self.known.remove(other)
+                self._end_as(other, kept)
 
     def _classify_dependent(self, failure: KnownFailure, before: Sequence[Order], share: Share) -> None:
         """Classify a failure that did not recur in a fresh process: it needs earlier cases, or chance."""

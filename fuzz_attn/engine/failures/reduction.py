@@ -25,7 +25,7 @@ from typing import Final, Literal, Protocol, Self, TypeAlias
 
 import msgspec
 
-from fuzz_attn.case.aspects import ANY_RELATION, Aspect, named
+from fuzz_attn.case.aspects import ANY_RELATION, Aspect, AspectTable, named
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
@@ -44,7 +44,7 @@ from fuzz_attn.engine.failures.triage import (
 from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import BudgetSpentInterrupt, CaseError, ShareSpentInterrupt
-from fuzz_attn.operations.operation import Lengths
+from fuzz_attn.operations.operation import Lengths, Operation
 from fuzz_attn.operations.registry import AnyCase, AnyDomain, operation_of
 from fuzz_attn.oracle.verdict import OUT_OF_BOUNDS_STORE, Verdict
 
@@ -132,8 +132,15 @@ class Simplification:
         self.best = order
         self._fails = fails
         self._domain = domain
-        self._operation = operation_of(order.case)
-        self._aspects = self._operation.aspects
+
+    @property
+    def _operation(self) -> Operation:
+        """The operation of the best order: a sequence of calls may become a single one."""
+        return operation_of(self.best.case)
+
+    @property
+    def _aspects(self) -> AspectTable:
+        return self._operation.aspects
 
     def run(self) -> Order:
         """Return the best order once nothing simplifies it further."""

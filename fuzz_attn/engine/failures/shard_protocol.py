@@ -31,6 +31,10 @@ class Shard(Launches, Protocol):
     def explainer(self) -> Explainer | None:
         """What explains failures on another backend; None where the shard's own does."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the target is seen to keep something between calls."""
+
     def signed(self, order: Order, verdict: Verdict) -> Counterexample:
         """Return a new counterexample of an order."""
 

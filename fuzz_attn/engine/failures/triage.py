@@ -164,6 +164,11 @@ class KnownFailure:
         return same_place or class_of(verdict) in (self.failure_class, *self.other_classes)
 
     @property
+    def is_kept(self) -> bool:
+        """Whether it is confirmed to need an earlier call of the target, which keeps something."""
+        return self.found.confirmation == "confirmed" and operation_of(self.found.case).needs_fresh_process
+
+    @property
     def core(self) -> frozenset[str]:
         """Its trigger without nuances and the levels of sizes; nothing where it is unknown."""
         return operation_of(self.found.case).aspects.core(self.trigger or ())
@@ -245,6 +250,11 @@ class KnownFailures:
         failure_class = class_of(verdict)
         shown = [known for known in self._known if known.shown_by(failure_class, traits, there=there)]
         return max(shown, key=lambda known: len(known.trigger or ()), default=None)
+
+    @property
+    def needing_earlier_call(self) -> KnownFailure | None:
+        """A failure that is confirmed to need an earlier call of the target, None where none is known."""
+        return next((known for known in self._known if known.is_kept), None)
 
     def of_confirmation(self, failure_class: str, *confirmations: str) -> KnownFailure | None:
         """Return a failure of a class that was confirmed in one of some ways."""

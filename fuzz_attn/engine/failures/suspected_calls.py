@@ -1,0 +1,73 @@
+"""Suspected calls: sequences that may show what a case showed in a used process, and does not show in a fresh one.
+
+A target that keeps something between calls fails by the cases that ran before. Which ones and what of them counts is
+what a sequence says as one case, so that the failure is confirmed, shrunk and named like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from fuzz_attn.engine.failures.confirmation import Launches, in_fresh_process
+from fuzz_attn.engine.failures.reduction import Share
+from fuzz_attn.engine.failures.triage import HANG, KnownFailure, KnownFailures, class_of, failures_of
+from fuzz_attn.engine.orders import Answer, Order
+from fuzz_attn.errors import CaseError, ShareSpentInterrupt
+from fuzz_attn.operations.calls.call_case import calls_of
+from fuzz_attn.operations.calls.call_draws import suspects
+from fuzz_attn.operations.registry import AnyCase, operation_of
+from fuzz_attn.oracle.verdict import Verdict
+
+EARLIER: Final = 3
+"""So many cases of the same compile key that ran before are suspected."""
+
+
+def as_sequence(
+    order: Order, failure_class: str, launches: Launches, before: Sequence[Order], share: Share
+) -> tuple[Order, Answer, Verdict] | None:
+    """Return a sequence of calls that shows a failure in a fresh process, what it shows there, and the verdict.
+
+    None where none of those shows it that the case and the cases ``before`` it suggest.
+    """
+    if failure_class in ("crash", HANG):
+        return None
+    *earlier, last = (call.case for call in calls_of(order.case))
+    if operation_of(last).is_mostly_virtual(last):
+        return None
+    with contextlib.suppress(ShareSpentInterrupt, CaseError):
+        for sequence in suspects(last, [*reversed(earlier), *islice(_like(last, before), EARLIER)]):
+            share.spend()
+            suspected = Order(sequence)
+            answer = in_fresh_process(suspected, launches)
+            for verdict in failures_of(answer):
+                if class_of(verdict) == failure_class:
+                    return suspected, answer, verdict
+    return None
+
+
+def _like(case: AnyCase, before: Sequence[Order]) -> Iterator[AnyCase]:
+    """Yield the cases of the same compile key that ran before a case, the last one first."""
+    for order in reversed(before):
+        for call in reversed(calls_of(order.case)):
+            alike = call.case.compile_key == case.compile_key and not call.raises
+            if alike and not operation_of(call.case).is_mostly_virtual(call.case):
+                yield call.case
+
+
+def is_of_second_launch(order: Order, verdict: Verdict) -> bool:
+    """Return whether a failure shows in another launch of its case, which a target may answer from what it keeps."""
+    return verdict.property_name in (order.relation, "few_values")
+
+
+def needing_earlier_call(order: Order, answer: Answer, known: KnownFailures) -> KnownFailure | None:
+    """Return the known failure by earlier calls that an answer may show, whose process has judged others.
+
+    None where it may not: it is of a sequence of calls, or shows nothing but other known failures.
+    """
+    kept, failures = known.needing_earlier_call, failures_of(answer)
+    if kept is None or operation_of(order.case).needs_fresh_process or HANG in map(class_of, failures):
+        return None
+    return None if all(known.matching(order, verdict) is not None for verdict in failures) else kept

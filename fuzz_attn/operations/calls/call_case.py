@@ -1,0 +1,264 @@
+"""Call case: several calls of a target as one case, how each gets its memory, and the aspects of such a sequence.
+
+A sequence has the aspects of its calls, each of which changes all calls together, and a few of its own. Without an
+earlier call it is the case of its last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from fuzz_attn.case.aspects import Aspect, AspectTable
+from fuzz_attn.case.plain import Plain
+from fuzz_attn.errors import CaseError
+
+NAME: Final = "calls"
+"""The operation, as a case's JSON names it."""
+MOST_CALLS: Final = 8
+
+Storage: TypeAlias = Literal["fresh", "again", "contents", "address"]
+"""The memory of a call's tensors: ``fresh``, while that of earlier calls is still in use; the very tensors of the call
+before, with the same contents (``again``) or with others (``contents``); or new tensors at the addresses of those of
+the call before, which were freed (``address``). A tensor of another layout than before has fresh memory."""
+Change: TypeAlias = Callable[[Any], Any]
+
+
+class Call(Plain, frozen=True):
+    """One call of a sequence. One that ``raises`` lacks a tensor, so that the target must raise; it is not judged.
+
+    One that is ``alongside`` runs in a second thread in the middle of the call before it.
+    """
+
+    case: Any
+    storage: Storage = "fresh"
+    raises: bool = False
+    alongside: bool = False
+
+
+class CallSequence(Plain, frozen=True, tag_field="operation", tag=NAME):
+    """Calls of one target in one process, in this order, each of which is judged as if it were alone.
+
+    Raises :class:`CaseError` for calls of several operations, and where the first needs a call before it.
+    """
+
+    calls: Annotated[tuple[Call, ...], Meta(min_length=1, max_length=MOST_CALLS)]
+
+    def __post_init__(self) -> None:
+        """Check the calls together."""
+        super().__post_init__()
+        first, last = self.calls[0], self.calls[-1]
+        if len({type(call.case) for call in self.calls}) != 1 or type(last.case) is type(self):
+            raise CaseError("the calls of a sequence must be cases of one operation")
+        if first.storage != "fresh" or first.alongside:
+            raise CaseError(f"the first call of a sequence cannot have storage={first.storage!r} or be alongside one")
+        if last.raises:
+            raise CaseError("the last call of a sequence must be judged, so it cannot be one that raises")
+        for before, call in zip(self.calls, self.calls[1:], strict=False):
+            if call.storage == "again" and call.case != before.case:
+                raise CaseError("a call with storage='again' must have the case of the call before it")
+
+    @property
+    def last(self) -> Any:
+        """The case of the last call."""
+        return self.calls[-1].case
+
+    @property
+    def seed(self) -> int:
+        """The seed of the numbers of the last call."""
+        return int(self.last.seed)
+
+    @property
+    def compile_key(self) -> Any:
+        """The compile key of the last call."""
+        return self.last.compile_key
+
+
+def calls_of(case: Any) -> tuple[Call, ...]:
+    """Return the calls of a case, which is one call if it is no sequence."""
+    return case.calls if isinstance(case, CallSequence) else (Call(case),)
+
+
+def sequence_of(calls: tuple[Call, ...]) -> Any:
+    """Return a case of some calls: the case of a single one; the first has fresh memory."""
+    first = replace(calls[0], storage="fresh", alongside=False)
+    if len(calls) == 1 and not first.raises:
+        return first.case
+    return CallSequence((first, *(_settled(before, call) for before, call in zip(calls, calls[1:], strict=False))))
+
+
+def _settled(before: Call, call: Call) -> Call:
+    """Return a call that has the tensors of the call before with the same contents only if it is the same case."""
+    return replace(call, storage="contents") if call.storage == "again" and call.case != before.case else call
+
+
+def mapped(case: Any, change: Change) -> Any:
+    """Return a case with a change of each of its calls."""
+    if not isinstance(case, CallSequence):
+        return change(case)
+    return sequence_of(tuple(replace(call, case=change(call.case)) for call in case.calls))
+
+
+def with_storage(case: Any, old: Storage, new: Storage) -> Any:
+    """Return a case whose calls have other memory where they have that of one kind."""
+    calls = calls_of(case)
+    return sequence_of(tuple(replace(call, storage=new) if call.storage == old else call for call in calls))
+
+
+def _has_storage(case: Any, storage: Storage) -> bool:
+    return any(call.storage == storage for call in calls_of(case))
+
+
+def _of_storage(words: str, storage: Storage, *instead: Storage) -> Aspect:
+    smaller = tuple(partial(with_storage, old=storage, new=each) for each in instead)
+    return Aspect(
+        words,
+        partial(_has_storage, storage=storage),
+        lambda case, on: case if on else with_storage(case, storage, "fresh"),
+        smaller=smaller,
+    )
+
+
+def numbered(case: Any, seed: int) -> Any:
+    """Return a case of the same shape and arguments with other numbers."""
+    return replace(case, seed=seed)
+
+
+def _differ(case: Any) -> bool:
+    """Return whether the calls differ in more than the seed of their numbers."""
+    calls = calls_of(case)
+    return any(numbered(call.case, calls[-1].case.seed) != calls[-1].case for call in calls)
+
+
+def _alike(case: Any, *, of: int = -1) -> Any:
+    """Return a case whose calls are all like the one at a place, but for the seed of their numbers."""
+    calls = calls_of(case)
+    like = calls[of].case
+    return sequence_of(tuple(replace(call, case=numbered(like, call.case.seed)) for call in calls))
+
+
+def _same_numbers(case: Any) -> Any:
+    """Return a case whose calls have the numbers of the last one."""
+    calls = calls_of(case)
+    changed = (replace(call, case=numbered(call.case, calls[-1].case.seed)) for call in calls)
+    return sequence_of(
+        tuple(replace(call, storage="again" if call.storage == "contents" else call.storage) for call in changed)
+    )
+
+
+def _with_flag(case: Any, name: str) -> Any:
+    return sequence_of(tuple(replace(call, **{name: False}) for call in calls_of(case)))
+
+
+def _flag(words: str, name: str) -> Aspect:
+    return Aspect(
+        words,
+        lambda case: any(getattr(call, name) for call in calls_of(case)),
+        lambda case, on: case if on else _with_flag(case, name),
+    )
+
+
+EARLIER: Final = "an earlier call"
+SAME_TENSORS: Final = "the same tensors again"
+SAME_STORAGE: Final = "the same storage with other contents"
+SAME_ADDRESS: Final = "new tensors at the same addresses"
+OTHER_ARGUMENTS: Final = "calls with different arguments"
+OTHER_NUMBERS: Final = "calls with different numbers"
+AFTER_ERROR: Final = "an earlier call that raises"
+SECOND_THREAD: Final = "a call in a second thread"
+
+OWN: Final = (
+    Aspect(EARLIER, lambda case: len(calls_of(case)) > 1, lambda case, on: case if on else calls_of(case)[-1].case),
+    _flag(AFTER_ERROR, "raises"),
+    _flag(SECOND_THREAD, "alongside"),
+    _of_storage(SAME_ADDRESS, "address", "contents"),
+    _of_storage(SAME_STORAGE, "contents"),
+    _of_storage(SAME_TENSORS, "again"),
+    Aspect(OTHER_ARGUMENTS, _differ, lambda case, on: case if on else _alike(case), smaller=(partial(_alike, of=0),)),
+    Aspect(
+        OTHER_NUMBERS,
+        lambda case: len({call.case.seed for call in calls_of(case)}) > 1,
+        lambda case, on: case if on else _same_numbers(case),
+    ),
+)
+"""The aspects of a sequence beside those of its calls."""
+
+
+def lifted(aspect: Aspect) -> Aspect:
+    """Return an aspect of single cases as one of sequences: its value is that of a call which is more than simple."""
+    smaller = tuple(partial(mapped, change=change) for change in aspect.smaller)
+    return aspect._replace(value=partial(_value, aspect), changed=partial(_changed, aspect), smaller=smaller)
+
+
+def _value(aspect: Aspect, case: Any) -> Any:
+    values = [aspect.value(call.case) for call in calls_of(case)]
+    if aspect.levels:
+        return max(values)
+    return next((value for value in reversed(values) if value != aspect.simplest), values[-1])
+
+
+def _changed(aspect: Aspect, case: Any, value: Any) -> Any:
+    return mapped(case, lambda single: aspect.having(single, value))
+
+
+def table_of(single: AspectTable, parts: Callable[[Any], int], with_parts: Callable[..., Any]) -> AspectTable:
+    """Return the aspects of sequences of cases that have a table; ``parts`` and ``with_parts`` are of such a case."""
+    batch = Aspect(
+        "parts of the batches",
+        lambda case: max(parts(call.case) for call in calls_of(case)),
+        lambda case, value: case,
+        simplest=1,
+        trait=False,
+        smaller=tuple(partial(_with_few_parts, parts=parts, with_parts=with_parts, kept=kept) for kept in _KEPT),
+    )
+    oddities, kinds, nuances = (tuple(map(lifted, each)) for each in (single.oddities, single.kinds, single.nuances))
+    return AspectTable((*OWN, *oddities), (batch, *kinds), nuances)
+
+
+_KEPT: Final = (slice(0, 1), slice(-1, None), slice(0, 2), slice(-2, None), slice(0, -1), slice(1, None))
+
+
+def _with_few_parts(case: Any, *, parts: Callable[[Any], int], with_parts: Callable[..., Any], kept: slice) -> Any:
+    def fewer(single: Any) -> Any:
+        places = tuple(range(parts(single))[kept])
+        return with_parts(single, places) if places else single
+
+    return mapped(case, fewer)
+
+
+def in_words(case: Any, number: int) -> str:
+    """Return what the call at a place is to those before it, in words."""
+    calls = calls_of(case)
+    call = calls[number]
+    if not number:
+        return "the first"
+    before = calls[number - 1]
+    thread = ", in a second thread in the middle of it" * call.alongside
+    after = "after one that raised, " * before.raises
+    return f"{after}{_memory_words(before, call)}{thread}"
+
+
+def _memory_words(before: Call, call: Call) -> str:
+    same = call.case == before.case
+    numbers = not same and numbered(before.case, call.case.seed) == call.case
+    match call.storage:
+        case "again":
+            return "the same call again"
+        case "contents":
+            return "the same storage with other contents" if numbers else "other arguments, in the same storage"
+        case "address":
+            return "new tensors at the same addresses" + ("" if numbers else ", of other arguments" * (not same))
+    if same:
+        return "the same call with new tensors"
+    return "new tensors of the same shapes" if numbers else "other arguments"
+
+
+def positions(case: Any) -> Iterator[str]:
+    """Yield for each call its number of how many, and what it is to those before it."""
+    count = len(calls_of(case))
+    for number in range(count):
+        yield f"call {number + 1} of {count}, {in_words(case, number)}"

@@ -1,0 +1,119 @@
+"""Call draws: sequences of calls that are made of drawn cases, apart from their draws.
+
+Most have two calls. The last one is the drawn case; the call before it is the same, has other numbers, is shorter or
+lacks a feature, or is the case that was drawn before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final, TypeAlias
+
+from msgspec.structs import replace
+
+from fuzz_attn.errors import CaseError
+from fuzz_attn.operations.calls.call_case import Call, CallSequence, Storage, numbered
+from fuzz_attn.operations.operation import Operation
+
+SHARE: Final = 1 / 50
+"""The part of the cases that are sequences where a target is not known to keep anything between calls."""
+SHARE_OF_KEEPING: Final = 1 / 4
+"""That part where it is."""
+_SEEDS: Final = 2**20
+
+Earlier: TypeAlias = Callable[[Random, Any], tuple[Call, ...]]
+
+
+class CallDraws:
+    """Makes a sequence of some of the drawn cases of a campaign; ``single`` is the operation of the cases."""
+
+    def __init__(self, single: Operation, domain: Any, random: Random) -> None:
+        self._single, self._domain, self._random = single, domain, random
+        self._before: Any = None
+        self.keeps: set[str] = set()
+        """What the target is seen to keep between calls."""
+
+    def sequence_of(self, case: Any) -> CallSequence | None:
+        """Return a sequence that ends with a drawn case, None where it stays a case of its own."""
+        before, self._before = self._before, case
+        if self._random.random() >= (SHARE_OF_KEEPING if self.keeps else SHARE):
+            return None
+        if self._single.is_mostly_virtual(case):
+            return None
+        try:
+            calls = self._calls(case, before)
+            found = CallSequence(tuple(calls))
+        except CaseError:
+            return None
+        fits = all(self._single.allows(call.case, None, self._domain) for call in found.calls)
+        return found if fits else None
+
+    def _calls(self, case: Any, before: Any) -> list[Call]:
+        random = self._random
+        makers = [self._repeated, self._renumbered, self._resized, self._without, self._after]
+        weights = [2, 4, 2, 1, 1]
+        (maker,) = random.choices(makers, weights)
+        earlier, storage = maker(case, before)
+        calls = [Call(earlier), Call(case, storage)]
+        if random.random() < 0.1:
+            calls.insert(0, Call(case, raises=True))
+        if random.random() < 0.2:
+            again: Storage = random.choice(("again", "fresh"))
+            calls.append(Call(case, again))
+        return calls
+
+    def _storage(self) -> Storage:
+        return self._random.choice(("fresh", "contents", "address"))
+
+    def _repeated(self, case: Any, before: Any) -> tuple[Any, Storage]:
+        return case, self._random.choice(("again", "fresh"))
+
+    def _renumbered(self, case: Any, before: Any) -> tuple[Any, Storage]:
+        return numbered(case, self._random.randrange(_SEEDS)), self._storage()
+
+    def _resized(self, case: Any, before: Any) -> tuple[Any, Storage]:
+        """Return a shorter case, one token shorter or of any length, of a part of the batch."""
+        part = self._random.randrange(max(1, self._single.parts(case)))
+        kinds = []
+        while (lengths := self._single.shorter(case, part, len(kinds))) is not None:
+            kinds.append(lengths)
+        kinds = [each for each in kinds if each.low < each.high]
+        if not kinds:
+            return self._renumbered(case, before)
+        lengths = self._random.choice(kinds)
+        length = self._random.choice((lengths.high - 1, self._random.randrange(lengths.low, lengths.high)))
+        return lengths.resized(length), self._random.choice(("fresh", "contents"))
+
+    def _without(self, case: Any, before: Any) -> tuple[Any, Storage]:
+        """Return the case without one of its traits, of the same compile key."""
+        present = [aspect for aspect in self._single.aspects.traits if aspect.present(case)]
+        self._random.shuffle(present)
+        for aspect in present:
+            try:
+                without = aspect.without(case)
+            except CaseError:
+                continue
+            if without.compile_key == case.compile_key:
+                return without, self._storage()
+        return self._renumbered(case, before)
+
+    def _after(self, case: Any, before: Any) -> tuple[Any, Storage]:
+        """Return the case that was drawn before, where it has the same compile key."""
+        if before is None or before.compile_key != case.compile_key or self._single.is_mostly_virtual(before):
+            return self._resized(case, before)
+        return before, self._storage()
+
+
+def suspects(order_case: Any, earlier: list[Any]) -> list[CallSequence]:
+    """Return sequences that may show what a case showed after others in its process, and not alone.
+
+    ``earlier`` are cases of its compile key that ran before it, the last one first.
+    """
+    found = [CallSequence((Call(order_case), Call(order_case, "again")))]
+    others = [*earlier, *(replace(order_case, seed=order_case.seed ^ 1) for _ in range(1))]
+    for storage in ("contents", "fresh"):
+        found += [CallSequence((Call(other), Call(order_case, storage))) for other in others]  # type: ignore[arg-type]
+    if len(earlier) > 1:
+        found.append(CallSequence((*map(Call, reversed(earlier)), Call(order_case))))
+    return found

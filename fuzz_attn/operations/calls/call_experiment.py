@@ -1,0 +1,109 @@
+"""Call experiment: a sequence of calls of one target, each launched with its memory and judged before the next."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from fuzz_attn.backends.backend import Backend
+from fuzz_attn.errors import UnsupportedByBackendError
+from fuzz_attn.operations.calls.call_case import CallSequence, positions
+from fuzz_attn.operations.calls.lent_memory import Lender
+from fuzz_attn.operations.operation import Operation
+from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.properties.experiment import Experiment, Launch
+from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.targets.target import Target
+
+
+class Judged(NamedTuple):
+    """What the calls of a sequence came to: the first call that failed, or the last one, and what it shows.
+
+    ``same_as`` is the number of an earlier call, from 1, whose outputs have the same bits, 0 where none has.
+    """
+
+    number: int
+    verdicts: tuple[Verdict, ...]
+    launch: Launch
+    same_as: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether a call fails."""
+        return any(not verdict.passed for verdict in self.verdicts)
+
+
+class CallExperiment(Experiment):
+    """The calls of one sequence on one target and one backend; ``single`` is the operation of each call."""
+
+    def __init__(
+        self, case: CallSequence, target: Target, backend: Backend, single: Operation, *, strict: bool = True
+    ) -> None:
+        self.calls, self.single = case, single
+        self._lender = Lender(target.call)
+        self._lending = dataclasses.replace(target, call=self._lender)
+        super().__init__(case.last, target, backend, strict=strict)
+
+    @property
+    def refusal(self) -> Refusal | None:  # type: ignore[override] # a call that is refused is not judged
+        """Nothing: what single calls are refused for is known of single cases."""
+        return None
+
+    @property
+    def first(self) -> Launch:  # type: ignore[override]
+        """The launch of the call that decides: the first that fails, else the last."""
+        return self.judged.launch
+
+    @cached_property
+    def judged(self) -> Judged:
+        """What the calls came to; launches them."""
+        outputs: list[dict[str, torch.Tensor]] = []
+        places = list(positions(self.calls))
+        judged = None
+        for number, call in enumerate(self.calls.calls):
+            experiment = self.single.experiment(call.case, self._lending, self.backend, strict=self.strict)
+            if self.backend.device != "cpu":
+                experiment.place = self.backend.device  # else the call would get copies, in memory of their own
+            self._lender.prepare(call.storage, raises=call.raises)
+            if call.raises:
+                self._raise(experiment)
+                continue
+            launch = experiment.first
+            verdicts: tuple[Verdict, ...] = (Verdict("oracle"),)
+            if launch.refusal is None:
+                self.learn(experiment)
+                verdicts = self.single.failures(experiment, None)
+            bits = {name: output.bits.clone() for name, output in launch.tensors.outputs.items()}
+            named = tuple(_placed(verdict, places[number]) for verdict in verdicts)
+            judged = Judged(number, named, launch, _same(bits, outputs))
+            if judged.failed:
+                return judged
+            outputs.append(bits)
+        assert judged is not None  # the last call does not raise
+        return judged
+
+    def _raise(self, experiment: Experiment) -> None:
+        """Launch a call that lacks a tensor; what becomes of it is not judged."""
+        try:
+            assert experiment.first
+        except UnsupportedByBackendError:
+            return
+
+
+def _placed(verdict: Verdict, place: str) -> Verdict:
+    """Return a failed verdict that says which call it is about."""
+    if verdict.passed:
+        return verdict
+    return msgspec.structs.replace(verdict, message=f"{place}: {verdict.message}")
+
+
+def _same(bits: dict[str, Any], earlier: list[dict[str, Any]]) -> int:
+    """Return the number of the last earlier call with the same bits in all outputs, from 1; 0 for none."""
+    for number, others in reversed(list(enumerate(earlier, 1))):
+        if bits and bits.keys() == others.keys() and all(bits[name].equal(others[name]) for name in bits):
+            return number
+    return 0

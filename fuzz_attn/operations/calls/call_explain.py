@@ -1,0 +1,132 @@
+"""Call explain: which call of a sequence is wrong, and what of an earlier call it needs, from parts of the sequence.
+
+Each part runs in a fork of the process, because nothing that a run leaves there may reach the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from fuzz_attn.errors import CaseError
+from fuzz_attn.forensics.explanation import Explanation, Finding
+from fuzz_attn.operations.calls.call_case import (
+    OTHER_ARGUMENTS,
+    OTHER_NUMBERS,
+    OWN,
+    CallSequence,
+    calls_of,
+    positions,
+    sequence_of,
+    with_storage,
+)
+from fuzz_attn.operations.calls.call_experiment import CallExperiment
+from fuzz_attn.workers.fork import run_in_fork
+
+KINDS: Final = {
+    "address": "something is kept for an address and used for other contents",
+    "shape": "something is kept for a shape and used for other tensors of it",
+    "memory": "something that an earlier call leaves is not made anew",
+}
+"""What may be wrong, by what the failure needs."""
+_PARENT_MUST_NOT_FORK: Final = "cuda"
+
+
+class Result(NamedTuple):
+    """What a run of a sequence comes to; ``number`` is the place of its failing call."""
+
+    failed: bool
+    number: int = 0
+    same_as: int = 0
+
+
+def explain(experiment: CallExperiment) -> Explanation:
+    """Return which call is wrong, what it returns, and without what it is right."""
+    case = experiment.calls
+    whole = _result(experiment, case)
+    if whole is None or not whole.failed:
+        return Explanation((Finding("unknown", "the sequence of calls did not fail again"),), launches=len(case.calls))
+    number = whole.number
+    case = CallSequence(case.calls[: number + 1]) if number else case
+    facts = [f"returns what call {whole.same_as} returned, bit for bit"] if whole.same_as else ["is wrong"]
+    right = [words for words, changed in _parts(case) if _passes(experiment, changed)]
+    facts += [f"right {' and '.join(right)}"] if right else []
+    kind = _kind(case, right)
+    place = list(positions(case))[number]
+    words = f"{place}: it {'; it is '.join(facts)}: {KINDS[kind]}"
+    return Explanation((Finding("earlier call", words, cause=f"earlier call: {KINDS[kind]}"),), launches=6)
+
+
+def _parts(case: CallSequence) -> list[tuple[str, CallSequence | object]]:
+    """Return cases that lack something of a sequence, each with what its last call is like there."""
+    changes: list[tuple[str, Callable[[], object]]] = [("without the earlier calls", lambda: case.last)]
+    if any(call.storage != "fresh" for call in case.calls):
+        changes.append(("with storage of its own", lambda: _with_fresh(case)))
+    for words, name in (("after the same arguments", OTHER_ARGUMENTS), ("after the same numbers", OTHER_NUMBERS)):
+        aspect = next(each for each in OWN if each.words == name)
+        if aspect.present(case):  # type: ignore[arg-type]
+            changes.append((words, lambda aspect=aspect: aspect.without(case)))  # type: ignore[misc]
+    found = []
+    for words, change in changes:
+        try:
+            found.append((words, change()))
+        except CaseError:
+            continue
+    return found
+
+
+def _with_fresh(case: CallSequence) -> object:
+    for storage in ("again", "contents", "address"):
+        case = with_storage(case, storage, "fresh")  # type: ignore[arg-type]
+    return case
+
+
+def _kind(case: CallSequence, right: list[str]) -> str:
+    if "with storage of its own" in right:
+        return "address"
+    return "shape" if any(words.startswith("after the same") for words in right) else "memory"
+
+
+def _passes(experiment: CallExperiment, case: object) -> bool:
+    result = _result(experiment, case)
+    return result is not None and not result.failed
+
+
+def _result(experiment: CallExperiment, case: object) -> Result | None:
+    """Return what a case comes to, in a fork; None where that did not end as it should, or this process cannot fork."""
+    backend = experiment.backend
+    if backend.device == _PARENT_MUST_NOT_FORK:
+        return _run(experiment, case)
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        os.close(reading)
+        os.write(writing, msgspec.json.encode(_run(experiment, case)))
+
+    try:
+        run_in_fork(work, 0)
+        os.close(writing)
+        writing = -1
+        answer = os.read(reading, 4096)
+    finally:
+        os.close(reading)
+        if writing >= 0:
+            os.close(writing)
+    return Result(*msgspec.json.decode(answer)) if answer else None
+
+
+def _run(experiment: CallExperiment, case: object) -> Result:
+    calls = calls_of(case)
+    if len(calls) == 1:
+        single = experiment.single.experiment(case, experiment.target, experiment.backend, strict=experiment.strict)
+        experiment.learn(single)
+        return Result(any(not verdict.passed for verdict in experiment.single.failures(single, None)))
+    again = CallExperiment(
+        sequence_of(calls), experiment.target, experiment.backend, experiment.single, strict=experiment.strict
+    )
+    again.learn = experiment.learn
+    judged = again.judged
+    return Result(judged.failed, judged.number, judged.same_as)
