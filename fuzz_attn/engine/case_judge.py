@@ -163,14 +163,15 @@ class CaseJudge:
         """Return the explanation of a failing case. The masks of its launches are not reported."""
         if experiment.refusal is None:  # the case is launched: else dots in tf32 would be held to exact bounds
             self._read_arithmetic(experiment)
-        if order.site:
+        operation = operation_of(order.case)
+        if order.site and not operation.needs_fresh_process:
             first = experiment.first
             seen = tuple(sorted(first.observations, key=lambda each: each.site != order.site))
             experiment.first = dataclasses.replace(first, observations=seen)
-        explanation = operation_of(order.case).explain(experiment, order.relation)
+        explanation = operation.explain(experiment, order.relation)
         if order.healthy:
-            operation = self._first_operation(experiment, order)
-            explanation = msgspec.structs.replace(explanation, operation=operation)
+            first_operation = self._first_operation(experiment, order)
+            explanation = msgspec.structs.replace(explanation, operation=first_operation)
         kernels = self.backend.new_kernels()
         self.backend.new_masks()
         return Answer(explanation=explanation, compiled=kernels.compiled, loaded=kernels.loaded)

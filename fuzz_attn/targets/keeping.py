@@ -61,7 +61,9 @@ class Keeper:
 
     def _modules(self) -> list[ModuleType]:
         """Return the module of the target, and those that it takes functions and classes from, but no library."""
-        waiting, found = [sys.modules.get(getattr(self._call, "__module__", None) or "")], list[ModuleType]()
+        code = getattr(self._call, "__func__", self._call)
+        named = getattr(code, "__module__", None), getattr(code, "__globals__", {}).get("__name__")
+        waiting, found = [sys.modules.get(name) for name in named if isinstance(name, str)], list[ModuleType]()
         while waiting and len(found) < MOST_MODULES:
             module = waiting.pop(0)
             if module is None or module in found or not _is_own(module):

@@ -1,59 +1,121 @@
-"""Targets that keep something between calls, wrongly or rightly; attention itself is ``torch_attention.py``'s."""
+"""Targets that keep something between calls: wrong ones, and right ones beside them. What they compute is attention."""
 
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+import threading
+import weakref
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 
 sys.path.append(str(Path(__file__).parent))
-from torch_attention import unified_attention as _attention  # noqa: E402
+from torch_attention import unified_attention
 
 _lengths: dict[int, list[int]] = {}
-_orders: dict[Any, torch.Tensor] = {}
-_sums: dict[Any, torch.Tensor] = {}
+_by_shape: dict[tuple[int, int], torch.Tensor] = {}
+_sums: dict[tuple[int, ...], torch.Tensor] = {}
+_seen: dict[int, tuple[weakref.ref[torch.Tensor], int, list[int]]] = {}
+_buffer = torch.empty(0)
+_room: dict[str, torch.Tensor] = {}
+_own = threading.local()
+_failed: list[str] = []
 
 
-def cached_by_pointer(
-    q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, window_size,
-    block_table, softcap, q_descale, k_descale, v_descale, alibi_slopes=None, qq_bias=None, sinks=None,
-    output_scale=None,
-) -> None:
-    """Wrong: keeps the lengths on the host for the address of the tensor that holds them."""
-    given = dict(locals())
-    if seqused_k.data_ptr() not in _lengths:
-        _lengths[seqused_k.data_ptr()] = seqused_k.tolist()
-    _attention(**{**given, "seqused_k": torch.tensor(_lengths[seqused_k.data_ptr()])})
+@wraps(unified_attention)
+def cached_by_pointer(**given: Any) -> None:
+    """Wrong: the lengths on the host are kept for the address of the tensor that holds them."""
+    lengths = given["seqused_k"]
+    if lengths.data_ptr() not in _lengths:
+        _lengths[lengths.data_ptr()] = lengths.tolist()
+    unified_attention(**{**given, "seqused_k": torch.tensor(_lengths[lengths.data_ptr()])})
 
 
-def cached_by_shape(
-    q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, window_size,
-    block_table, softcap, q_descale, k_descale, v_descale, alibi_slopes=None, qq_bias=None, sinks=None,
-    output_scale=None,
-) -> None:
-    """Wrong: keeps the lengths of the sequences for the number of them and the longest."""
-    given = dict(locals())
-    key = len(seqused_k), max_seqlen_k
-    if key not in _orders:
-        _orders[key] = seqused_k.clone()
-    _attention(**{**given, "seqused_k": _orders[key]})
+@wraps(unified_attention)
+def cached_by_shape(**given: Any) -> None:
+    """Wrong: the lengths are kept for the number of sequences and the longest of them."""
+    lengths = given["seqused_k"]
+    key = len(lengths), given["max_seqlen_k"]
+    if key not in _by_shape:
+        _by_shape[key] = lengths.clone()
+    unified_attention(**{**given, "seqused_k": _by_shape[key]})
 
 
-def keeps_scratch(
-    q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, window_size,
-    block_table, softcap, q_descale, k_descale, v_descale, alibi_slopes=None, qq_bias=None, sinks=None,
-    output_scale=None,
-) -> None:
-    """Wrong: adds to scratch that only the first call of a shape finds full of zeros."""
-    given = dict(locals())
-    shape = tuple(out.shape)
-    if shape not in _sums:
-        _sums[shape] = torch.zeros(shape)
-    own = torch.empty_like(out)
-    _attention(**{**given, "out": own})
-    rows = int(cu_seqlens_q[-1])
-    _sums[shape][:rows] += own[:rows].float()
-    out[:rows] = _sums[shape][:rows].to(out.dtype)
+@wraps(unified_attention)
+def keeps_scratch(**given: Any) -> None:
+    """Wrong: it adds to scratch that only the first call of a shape finds full of zeros."""
+    out = given["out"]
+    own, rows = torch.zeros_like(out), int(given["cu_seqlens_q"][-1])
+    unified_attention(**{**given, "out": own})
+    total = _sums.setdefault(tuple(out.shape), torch.zeros(out.shape))
+    total[:rows] += own[:rows].float()
+    out[:rows] = total[:rows].to(out.dtype)
+
+
+@wraps(unified_attention)
+def fails_after_an_error(**given: Any) -> None:
+    """Wrong: what a call that raised has noted is still there in the next one."""
+    scale = given["softmax_scale"] * (2.0 if _failed else 1.0)
+    _failed.append("running")
+    unified_attention(**{**given, "softmax_scale": scale})
+    _failed.clear()
+
+
+@wraps(unified_attention)
+def shares_scratch(**given: Any) -> None:
+    """Wrong: two threads have one buffer for the lengths."""
+    lengths = given["seqused_k"]
+    if _room.get("lengths", lengths[:0]).numel() < len(lengths):
+        _room["lengths"] = torch.empty(2 * len(lengths), dtype=lengths.dtype)
+    room = _room["lengths"]
+    room[: len(lengths)] = lengths
+    scale = given["softmax_scale"] * 1.0
+    unified_attention(**{**given, "seqused_k": room[: len(lengths)], "softmax_scale": scale})
+
+
+@lru_cache
+def _positions(size: int) -> torch.Tensor:
+    return torch.arange(size)
+
+
+@wraps(unified_attention)
+def right_by_shape(**given: Any) -> None:
+    """Right: what is kept for a shape follows from the shape."""
+    assert len(_positions(given["max_seqlen_k"])) == given["max_seqlen_k"]
+    unified_attention(**given)
+
+
+@wraps(unified_attention)
+def right_by_pointer(**given: Any) -> None:
+    """Right: what is kept for an address is used for the same tensor with the same contents only."""
+    lengths = given["seqused_k"]
+    known = _seen.get(lengths.data_ptr())
+    if known is None or known[0]() is not lengths or known[1] != lengths._version:
+        known = weakref.ref(lengths), lengths._version, lengths.tolist()
+        _seen[lengths.data_ptr()] = known
+    unified_attention(**{**given, "seqused_k": torch.tensor(known[2])})
+
+
+@wraps(unified_attention)
+def right_scratch(**given: Any) -> None:
+    """Right: a buffer that grows, and is made anew by each call."""
+    global _buffer
+    out = given["out"]
+    if _buffer.numel() < out.numel():
+        _buffer = torch.empty(out.numel())
+    own, rows = _buffer[: out.numel()].view(out.shape).to(out.dtype), int(given["cu_seqlens_q"][-1])
+    own.fill_(float("nan"))
+    unified_attention(**{**given, "out": own})
+    out[:rows] = own[:rows]
+
+
+@wraps(unified_attention)
+def right_in_threads(**given: Any) -> None:
+    """Right: each thread has a buffer of its own."""
+    lengths = given["seqused_k"]
+    if getattr(_own, "room", lengths[:0]).numel() < len(lengths):
+        _own.room = torch.empty(2 * len(lengths), dtype=lengths.dtype)
+    _own.room[: len(lengths)] = lengths
+    unified_attention(**{**given, "seqused_k": _own.room[: len(lengths)]})

@@ -562,12 +562,14 @@ class FailureLives:
         if not answer.fresh:
             answer = confirmation.in_fresh_process(order, self)
         alone = confirmation.shows(answer, failure.failure_class)
-        kept = None if alone else self.known.needing_earlier_call
+        second = self._shard.keeps and is_of_second_launch(order, failure.found.verdict)
+        kept = self.known.needing_earlier_call if second or not alone else None
         if kept is not None:
             self._end_as(failure, kept)
             return
         shown = None
-        if not alone or (self._shard.keeps and is_of_second_launch(order, failure.found.verdict)):
+        self._in_fresh = self._in_fresh or second
+        if not alone or second:
             shown = as_sequence(order, failure.failure_class, self, before, share)
         if shown is not None:
             order, answer, verdict = shown

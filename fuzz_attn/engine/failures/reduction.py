@@ -537,7 +537,8 @@ def shown_together(failure: KnownFailure, lives: Lives) -> KnownFailure | None:
 def name_cause(failure: KnownFailure, launches: Launches) -> None:
     """Let a confirmed failure say its cause in words, and a wrong output its poison or rounding, if time is left."""
     found = failure.found
-    if found.confirmation != "confirmed" or not (is_of_output(failure.failure_class) or has_cause(found.verdict)):
+    told = is_of_output(failure.failure_class) or has_cause(found.verdict) or failure.is_kept
+    if found.confirmation != "confirmed" or not told:
         return
 
     def ask(order: Order) -> Answer:

@@ -38,7 +38,7 @@ def as_sequence(
     if operation_of(last).is_mostly_virtual(last):
         return None
     with contextlib.suppress(ShareSpentInterrupt, CaseError):
-        for sequence in suspects(last, [*reversed(earlier), *islice(_like(last, before), EARLIER)]):
+        for sequence in suspects(operation_of(last), last, [*reversed(earlier), *islice(_like(last, before), EARLIER)]):
             share.spend()
             suspected = Order(sequence)
             answer = in_fresh_process(suspected, launches)

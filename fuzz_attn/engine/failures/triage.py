@@ -348,7 +348,8 @@ def _same_cause(one: KnownFailure, other: KnownFailure) -> bool:
     """Return whether two failures have the same cause in words, and neither needs features that the other lacks."""
     cause = one.found.verdict.cause
     needed, others = ({trait for trait in each.core if "{}" not in trait} for each in (one, other))
-    same = bool(cause) and cause == other.found.verdict.cause and (needed <= others or others <= needed)
+    together = needed <= others or others <= needed or (one.is_kept and other.is_kept)
+    same = bool(cause) and cause == other.found.verdict.cause and together
     return same and (not _PLACE.search(cause) or is_of_output(one.failure_class) == is_of_output(other.failure_class))
 
 

@@ -6,23 +6,22 @@ lacks a feature, or is the case that was drawn before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator, Sequence
 from random import Random
-from typing import Any, Final, TypeAlias
-
-from msgspec.structs import replace
+from typing import Any, Final
 
 from fuzz_attn.errors import CaseError
 from fuzz_attn.operations.calls.call_case import Call, CallSequence, Storage, numbered
-from fuzz_attn.operations.operation import Operation
+from fuzz_attn.operations.operation import Lengths, Operation
 
 SHARE: Final = 1 / 50
 """The part of the cases that are sequences where a target is not known to keep anything between calls."""
 SHARE_OF_KEEPING: Final = 1 / 4
 """That part where it is."""
+MOST_PARTS: Final = 3
+"""So many parts of a batch are made shorter to find out which earlier call a failure needs."""
 _SEEDS: Final = 2**20
-
-Earlier: TypeAlias = Callable[[Random, Any], tuple[Call, ...]]
 
 
 class CallDraws:
@@ -51,8 +50,8 @@ class CallDraws:
 
     def _calls(self, case: Any, before: Any) -> list[Call]:
         random = self._random
-        makers = [self._repeated, self._renumbered, self._resized, self._without, self._after]
-        weights = [2, 4, 2, 1, 1]
+        makers = [self._repeated, self._renumbered, self._resized, self._reordered, self._without, self._after]
+        weights = [2, 4, 2, 1, 1, 1]
         (maker,) = random.choices(makers, weights)
         earlier, storage = maker(case, before)
         calls = [Call(earlier), Call(case, storage)]
@@ -74,8 +73,10 @@ class CallDraws:
 
     def _resized(self, case: Any, before: Any) -> tuple[Any, Storage]:
         """Return a shorter case, one token shorter or of any length, of a part of the batch."""
-        part = self._random.randrange(max(1, self._single.parts(case)))
-        kinds = []
+        parts = self._single.parts(case)
+        if not parts:
+            return self._renumbered(case, before)
+        part, kinds = self._random.randrange(parts), list[Lengths]()
         while (lengths := self._single.shorter(case, part, len(kinds))) is not None:
             kinds.append(lengths)
         kinds = [each for each in kinds if each.low < each.high]
@@ -84,6 +85,10 @@ class CallDraws:
         lengths = self._random.choice(kinds)
         length = self._random.choice((lengths.high - 1, self._random.randrange(lengths.low, lengths.high)))
         return lengths.resized(length), self._random.choice(("fresh", "contents"))
+
+    def _reordered(self, case: Any, before: Any) -> tuple[Any, Storage]:
+        """Return the case with the parts of its batch in the reverse order."""
+        return reversed_batch(self._single, case), self._storage()
 
     def _without(self, case: Any, before: Any) -> tuple[Any, Storage]:
         """Return the case without one of its traits, of the same compile key."""
@@ -105,15 +110,39 @@ class CallDraws:
         return before, self._storage()
 
 
-def suspects(order_case: Any, earlier: list[Any]) -> list[CallSequence]:
-    """Return sequences that may show what a case showed after others in its process, and not alone.
+def reversed_batch(single: Operation, case: Any) -> Any:
+    """Return a case with the parts of its batch in the reverse order; raises :class:`CaseError` where it cannot."""
+    return single.with_parts(case, tuple(reversed(range(single.parts(case)))))
+
+
+def suspects(single: Operation, case: Any, earlier: Sequence[Any]) -> Iterator[CallSequence]:
+    """Yield sequences that may show what a case showed after others in its process, and not alone.
 
     ``earlier`` are cases of its compile key that ran before it, the last one first.
     """
-    found = [CallSequence((Call(order_case), Call(order_case, "again")))]
-    others = [*earlier, *(replace(order_case, seed=order_case.seed ^ 1) for _ in range(1))]
-    for storage in ("contents", "fresh"):
-        found += [CallSequence((Call(other), Call(order_case, storage))) for other in others]  # type: ignore[arg-type]
+    yield CallSequence((Call(case), Call(case, "again")))
+    other = numbered(case, case.seed ^ 1)
+    yield CallSequence((Call(other), Call(case, "contents")))
+    yield CallSequence((Call(other), Call(case)))
+    yield CallSequence((Call(case), Call(case)))
+    for similar in (*_similar(single, case), *earlier):
+        yield CallSequence((Call(similar), Call(case)))
+        yield CallSequence((Call(similar), Call(case, "contents")))
     if len(earlier) > 1:
-        found.append(CallSequence((*map(Call, reversed(earlier)), Call(order_case))))
-    return found
+        yield CallSequence((*map(Call, reversed(earlier)), Call(case)))
+
+
+def _similar(single: Operation, case: Any) -> Iterator[Any]:
+    """Yield cases of the same sizes as a whole, in another order or with one part a little shorter."""
+    parts = single.parts(case)
+    if parts > 1:
+        with contextlib.suppress(CaseError):
+            yield reversed_batch(single, case)
+    for part in range(min(parts, MOST_PARTS)):
+        number = 0
+        while (lengths := single.shorter(case, part, number)) is not None:
+            number += 1
+            if lengths.low < lengths.high:
+                with contextlib.suppress(CaseError):
+                    yield lengths.resized(lengths.high - 1)
+                    break

@@ -27,9 +27,9 @@ from fuzz_attn.operations.calls.call_experiment import CallExperiment
 from fuzz_attn.workers.fork import run_in_fork
 
 KINDS: Final = {
-    "address": "something is kept for an address and used for other contents",
-    "shape": "something is kept for a shape and used for other tensors of it",
-    "memory": "something that an earlier call leaves is not made anew",
+    "address": "the target keeps something by address, and uses it for other contents",
+    "shape": "the target keeps something by shape or arguments, and uses it for other tensors",
+    "memory": "the target does not make anew what an earlier call has left",
 }
 """What may be wrong, by what the failure needs."""
 _PARENT_MUST_NOT_FORK: Final = "cuda"
@@ -51,13 +51,23 @@ def explain(experiment: CallExperiment) -> Explanation:
         return Explanation((Finding("unknown", "the sequence of calls did not fail again"),), launches=len(case.calls))
     number = whole.number
     case = CallSequence(case.calls[: number + 1]) if number else case
-    facts = [f"returns what call {whole.same_as} returned, bit for bit"] if whole.same_as else ["is wrong"]
+    facts = f"it returns what call {whole.same_as} returned, bit for bit" if whole.same_as else "it is wrong"
     right = [words for words, changed in _parts(case) if _passes(experiment, changed)]
-    facts += [f"right {' and '.join(right)}"] if right else []
-    kind = _kind(case, right)
-    place = list(positions(case))[number]
-    words = f"{place}: it {'; it is '.join(facts)}: {KINDS[kind]}"
-    return Explanation((Finding("earlier call", words, cause=f"earlier call: {KINDS[kind]}"),), launches=6)
+    alone = f", but right {ranged(right)}" if right else ""
+    kind = KINDS[_kind(case, right)]
+    words = f"{kind}: {list(positions(case))[number]}: {facts}{alone}"
+    return Explanation((Finding("earlier call", words, cause=f"earlier call: {kind}"),), launches=6)
+
+
+def ranged(words: list[str]) -> str:
+    """Return texts as a list in words.
+
+    >>> ranged(["a", "b", "c"])
+    'a, b, and c'
+    """
+    if len(words) < 3:
+        return " and ".join(words)
+    return f"{', '.join(words[:-1])}, and {words[-1]}"
 
 
 def _parts(case: CallSequence) -> list[tuple[str, CallSequence | object]]:

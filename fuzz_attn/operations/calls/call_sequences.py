@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from fuzz_attn.case.aspects import Aspect
 from fuzz_attn.case.description import Line
-from fuzz_attn.errors import CaseError, FuzzAttnError
+from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.forensics.explanation import FirstOperation
 from fuzz_attn.operations.calls.call_case import (
     AFTER_ERROR,
     EARLIER,
@@ -22,7 +23,6 @@ from fuzz_attn.operations.calls.call_case import (
     SAME_TENSORS,
     SECOND_THREAD,
     CallSequence,
-    calls_of,
     lifted,
     mapped,
     positions,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fuzz_attn.binding.binding import Binding
     from fuzz_attn.case.parts import DTypes
     from fuzz_attn.forensics.explanation import Explanation
+    from fuzz_attn.operations.operation import Active
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.comparisons import Comparison
     from fuzz_attn.properties.experiment import Experiment
@@ -237,6 +238,12 @@ class CallSequences(Operation):
         """Raise: no relation holds for a sequence."""
         raise FuzzAttnError(f"relation={relation!r} does not hold for a sequence of calls")
 
+    def first_operation(
+        self, experiment: Experiment, relation: str | None, healthy: Target, active: Active
+    ) -> FirstOperation:
+        """Return that no operation of a kernel is named: each is right when it is called alone."""
+        return FirstOperation("a sequence of calls is not compared with a healthy kernel: each call is right alone")
+
     def explain(self, experiment: Any, relation: str | None) -> Explanation:
         """Return which call is wrong, and what of an earlier call it needs."""
         from fuzz_attn.operations.calls.call_explain import explain  # noqa: PLC0415 - imports torch
@@ -283,6 +290,3 @@ class CallSequences(Operation):
     def load_target(self, name: str, family: str | None, binding: Binding | None) -> Target:
         """Raise: the single operation loads targets."""
         raise NotImplementedError
-
-
-__all__ = ("CallSequences", "CaseError", "calls_of")
