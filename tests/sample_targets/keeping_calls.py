@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from functools import lru_cache, wraps
-from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.append(str(Path(__file__).parent))
-from torch_attention import unified_attention
+from torch_attention import unified_attention  # type: ignore[import-not-found] # found beside this file, as a user's is
 
 _lengths: dict[int, list[int]] = {}
 _by_shape: dict[tuple[int, int], torch.Tensor] = {}
 _sums: dict[tuple[int, ...], torch.Tensor] = {}
-_seen: dict[int, tuple[weakref.ref[torch.Tensor], int, list[int]]] = {}
-_buffer = torch.empty(0)
+_seen: dict[int, tuple[Any, int, list[int]]] = {}
+_buffer: dict[str, torch.Tensor] = {}
 _room: dict[str, torch.Tensor] = {}
 _own = threading.local()
 _failed: list[str] = []
@@ -90,22 +86,21 @@ def right_by_shape(**given: Any) -> None:
 @wraps(unified_attention)
 def right_by_pointer(**given: Any) -> None:
     """Right: what is kept for an address is used for the same tensor with the same contents only."""
-    lengths = given["seqused_k"]
-    known = _seen.get(lengths.data_ptr())
-    if known is None or known[0]() is not lengths or known[1] != lengths._version:
-        known = weakref.ref(lengths), lengths._version, lengths.tolist()
-        _seen[lengths.data_ptr()] = known
-    unified_attention(**{**given, "seqused_k": torch.tensor(known[2])})
+    lengths: Any = given["seqused_k"]
+    tensor, version, numbers = _seen.get(lengths.data_ptr(), (None, -1, []))
+    if tensor is None or tensor() is not lengths or version != lengths._version:
+        numbers = lengths.tolist()
+        _seen[lengths.data_ptr()] = weakref.ref(lengths), lengths._version, numbers
+    unified_attention(**{**given, "seqused_k": torch.tensor(numbers)})
 
 
 @wraps(unified_attention)
 def right_scratch(**given: Any) -> None:
     """Right: a buffer that grows, and is made anew by each call."""
-    global _buffer
+    if "out" not in _buffer or _buffer["out"].numel() < given["out"].numel():
+        _buffer["out"] = torch.empty(given["out"].numel())
     out = given["out"]
-    if _buffer.numel() < out.numel():
-        _buffer = torch.empty(out.numel())
-    own, rows = _buffer[: out.numel()].view(out.shape).to(out.dtype), int(given["cu_seqlens_q"][-1])
+    own, rows = _buffer["out"][: out.numel()].view(out.shape).to(out.dtype), int(given["cu_seqlens_q"][-1])
     own.fill_(float("nan"))
     unified_attention(**{**given, "out": own})
     out[:rows] = own[:rows]

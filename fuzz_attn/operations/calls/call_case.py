@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta
@@ -25,19 +26,22 @@ Storage: TypeAlias = Literal["fresh", "again", "contents", "address"]
 """The memory of a call's tensors: ``fresh``, while that of earlier calls is still in use; the very tensors of the call
 before, with the same contents (``again``) or with others (``contents``); or new tensors at the addresses of those of
 the call before, which were freed (``address``). A tensor of another layout than before has fresh memory."""
+SHARED: Final[tuple[Storage, ...]] = ("again", "contents", "address")
 Change: TypeAlias = Callable[[Any], Any]
 
 
 class Call(Plain, frozen=True):
     """One call of a sequence. One that ``raises`` lacks a tensor, so that the target must raise; it is not judged.
 
-    One that is ``alongside`` runs in a second thread in the middle of the call before it.
+    The number says which tensor, counted from the last argument; 0 is none.
+    One that is ``alongside`` runs in a second thread in the middle of the call before it: when that has come to so
+    many lines of the target's own code.
     """
 
     case: Any
     storage: Storage = "fresh"
-    raises: bool = False
-    alongside: bool = False
+    raises: Annotated[int, Meta(ge=0, le=2**10)] = 0
+    alongside: Annotated[int, Meta(ge=0, le=2**20)] = 0
 
 
 class CallSequence(Plain, frozen=True, tag_field="operation", tag=NAME):
@@ -58,7 +62,9 @@ class CallSequence(Plain, frozen=True, tag_field="operation", tag=NAME):
             raise CaseError(f"the first call of a sequence cannot have storage={first.storage!r} or be alongside one")
         if last.raises:
             raise CaseError("the last call of a sequence must be judged, so it cannot be one that raises")
-        for before, call in zip(self.calls, self.calls[1:], strict=False):
+        for before, call in pairwise(self.calls):
+            if call.alongside and (before.alongside or call.storage != "fresh"):
+                raise CaseError("a call of a second thread must have fresh memory, and be alongside one of the first")
             if call.storage == "again" and call.case != before.case:
                 raise CaseError("a call with storage='again' must have the case of the call before it")
 
@@ -85,10 +91,10 @@ def calls_of(case: Any) -> tuple[Call, ...]:
 
 def sequence_of(calls: tuple[Call, ...]) -> Any:
     """Return a case of some calls: the case of a single one; the first has fresh memory."""
-    first = replace(calls[0], storage="fresh", alongside=False)
+    first = replace(calls[0], storage="fresh", alongside=0)
     if len(calls) == 1 and not first.raises:
         return first.case
-    return CallSequence((first, *(_settled(before, call) for before, call in zip(calls, calls[1:], strict=False))))
+    return CallSequence((first, *(_settled(before, call) for before, call in pairwise(calls))))
 
 
 def _settled(before: Call, call: Call) -> Call:
@@ -151,15 +157,21 @@ def _same_numbers(case: Any) -> Any:
 
 
 def _with_flag(case: Any, name: str) -> Any:
-    return sequence_of(tuple(replace(call, **{name: False}) for call in calls_of(case)))
+    return sequence_of(tuple(replace(call, **{name: 0}) for call in calls_of(case)))
 
 
-def _flag(words: str, name: str) -> Aspect:
+def _flag(words: str, name: str, smaller: tuple[Change, ...] = ()) -> Aspect:
     return Aspect(
         words,
         lambda case: any(getattr(call, name) for call in calls_of(case)),
         lambda case, on: case if on else _with_flag(case, name),
+        smaller=smaller,
     )
+
+
+def _alongside_at(case: Any, line: int) -> Any:
+    """Return a case whose second thread runs at another line."""
+    return sequence_of(tuple(replace(call, alongside=line) if call.alongside else call for call in calls_of(case)))
 
 
 EARLIER: Final = "an earlier call"
@@ -174,7 +186,7 @@ SECOND_THREAD: Final = "a call in a second thread"
 OWN: Final = (
     Aspect(EARLIER, lambda case: len(calls_of(case)) > 1, lambda case, on: case if on else calls_of(case)[-1].case),
     _flag(AFTER_ERROR, "raises"),
-    _flag(SECOND_THREAD, "alongside"),
+    _flag(SECOND_THREAD, "alongside", tuple(partial(_alongside_at, line=line) for line in range(1, 12))),
     _of_storage(SAME_ADDRESS, "address", "contents"),
     _of_storage(SAME_STORAGE, "contents"),
     _of_storage(SAME_TENSORS, "again"),
@@ -237,8 +249,8 @@ def in_words(case: Any, number: int) -> str:
     if not number:
         return "the first"
     before = calls[number - 1]
-    thread = ", in a second thread in the middle of it" * call.alongside
-    after = "after one that raised, " * before.raises
+    thread = ", in a second thread in the middle of the first" * bool(call.alongside)
+    after = "after one that raised, " * bool(before.raises)
     return f"{after}{_memory_words(before, call)}{thread}"
 
 
@@ -247,7 +259,7 @@ def _memory_words(before: Call, call: Call) -> str:
     numbers = not same and numbered(before.case, call.case.seed) == call.case
     match call.storage:
         case "again":
-            return "the same call again"
+            return "the same call again with the same tensors"
         case "contents":
             return "the same storage with other contents" if numbers else "other arguments, in the same storage"
         case "address":

@@ -21,6 +21,15 @@ SHARE_OF_KEEPING: Final = 1 / 4
 """That part where it is."""
 MOST_PARTS: Final = 3
 """So many parts of a batch are made shorter to find out which earlier call a failure needs."""
+IN_THREADS: Final = 0.15
+"""The part of the sequences whose last call runs in a second thread in the middle of the one before it."""
+AFTER_ERROR: Final = 0.15
+"""The part of them whose first call raises, because a tensor is missing."""
+MOST_MISSING: Final = 8
+REPEATED: Final = 0.2
+"""The part of them whose last call is made once more."""
+LINES: Final = (*range(1, 13), *range(14, 50, 3), 60, 90)
+"""The lines of a target's own code at which that thread runs."""
 _SEEDS: Final = 2**20
 
 
@@ -52,12 +61,15 @@ class CallDraws:
         random = self._random
         makers = [self._repeated, self._renumbered, self._resized, self._reordered, self._without, self._after]
         weights = [2, 4, 2, 1, 1, 1]
-        (maker,) = random.choices(makers, weights)
+        in_threads = random.random() < IN_THREADS
+        (maker,) = random.choices(makers[2:] if in_threads else makers, weights[2:] if in_threads else weights)
         earlier, storage = maker(case, before)
+        if in_threads:
+            return [Call(earlier), Call(case, alongside=random.choice(LINES))]
         calls = [Call(earlier), Call(case, storage)]
-        if random.random() < 0.1:
-            calls.insert(0, Call(case, raises=True))
-        if random.random() < 0.2:
+        if random.random() < AFTER_ERROR:
+            calls = [Call(case, raises=random.randint(1, MOST_MISSING)), Call(case)]
+        elif random.random() < REPEATED:
             again: Storage = random.choice(("again", "fresh"))
             calls.append(Call(case, again))
         return calls

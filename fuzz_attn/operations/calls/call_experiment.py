@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,6 +13,7 @@ from fuzz_attn.backends.backend import Backend
 from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.operations.calls.call_case import CallSequence, positions
 from fuzz_attn.operations.calls.lent_memory import Lender
+from fuzz_attn.operations.calls.second_thread import Meanwhile
 from fuzz_attn.operations.operation import Operation
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.experiment import Experiment, Launch
@@ -49,12 +50,12 @@ class CallExperiment(Experiment):
         super().__init__(case.last, target, backend, strict=strict)
 
     @property
-    def refusal(self) -> Refusal | None:  # type: ignore[override] # a call that is refused is not judged
+    def refusal(self) -> Refusal | None:
         """Nothing: what single calls are refused for is known of single cases."""
         return None
 
     @property
-    def first(self) -> Launch:  # type: ignore[override]
+    def first(self) -> Launch:
         """The launch of the call that decides: the first that fails, else the last."""
         return self.judged.launch
 
@@ -62,13 +63,16 @@ class CallExperiment(Experiment):
     def judged(self) -> Judged:
         """What the calls came to; launches them."""
         outputs: list[dict[str, torch.Tensor]] = []
-        places = list(positions(self.calls))
+        places, calls = list(positions(self.calls)), self.calls.calls
+        experiments = [self._of(call.case) for call in calls]
         judged = None
-        for number, call in enumerate(self.calls.calls):
-            experiment = self.single.experiment(call.case, self._lending, self.backend, strict=self.strict)
-            if self.backend.device != "cpu":
-                experiment.place = self.backend.device  # else the call would get copies, in memory of their own
-            self._lender.prepare(call.storage, raises=call.raises)
+        for number, (call, experiment) in enumerate(zip(calls, experiments, strict=True)):
+            following = calls[number + 1] if number + 1 < len(calls) else None
+            if not call.alongside:
+                meanwhile = None
+                if following is not None and following.alongside:
+                    meanwhile = Meanwhile(following.alongside, partial(self._alongside, experiments[number + 1]))
+                self._lender.prepare(call.storage, raises=call.raises, meanwhile=meanwhile)
             if call.raises:
                 self._raise(experiment)
                 continue
@@ -86,6 +90,20 @@ class CallExperiment(Experiment):
         assert judged is not None  # the last call does not raise
         return judged
 
+    def _of(self, case: Any) -> Experiment:
+        """Return the experiment of one call."""
+        experiment = self.single.experiment(case, self._lending, self.backend, strict=self.strict)
+        if self.backend.device != "cpu":
+            experiment.place = self.backend.device  # else the call would get copies, in memory of their own
+        return experiment
+
+    def _alongside(self, experiment: Experiment) -> None:
+        """Launch a call in the middle of another one."""
+        self._lender.prepare("fresh")
+        # Python 3.11 keeps other threads from a cached property while one thread computes it for another object.
+        first: Any = vars(Experiment)["first"]
+        vars(experiment)["first"] = first.func(experiment)
+
     def _raise(self, experiment: Experiment) -> None:
         """Launch a call that lacks a tensor; what becomes of it is not judged."""
         try:
@@ -101,7 +119,7 @@ def _placed(verdict: Verdict, place: str) -> Verdict:
     return msgspec.structs.replace(verdict, message=f"{place}: {verdict.message}")
 
 
-def _same(bits: dict[str, Any], earlier: list[dict[str, Any]]) -> int:
+def _same(bits: dict[str, torch.Tensor], earlier: list[dict[str, torch.Tensor]]) -> int:
     """Return the number of the last earlier call with the same bits in all outputs, from 1; 0 for none."""
     for number, others in reversed(list(enumerate(earlier, 1))):
         if bits and bits.keys() == others.keys() and all(bits[name].equal(others[name]) for name in bits):

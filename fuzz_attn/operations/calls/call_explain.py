@@ -17,6 +17,7 @@ from fuzz_attn.operations.calls.call_case import (
     OTHER_ARGUMENTS,
     OTHER_NUMBERS,
     OWN,
+    SHARED,
     CallSequence,
     calls_of,
     positions,
@@ -77,7 +78,7 @@ def _parts(case: CallSequence) -> list[tuple[str, CallSequence | object]]:
         changes.append(("with storage of its own", lambda: _with_fresh(case)))
     for words, name in (("after the same arguments", OTHER_ARGUMENTS), ("after the same numbers", OTHER_NUMBERS)):
         aspect = next(each for each in OWN if each.words == name)
-        if aspect.present(case):  # type: ignore[arg-type]
+        if aspect.value(case):  # type: ignore[arg-type]
             changes.append((words, lambda aspect=aspect: aspect.without(case)))  # type: ignore[misc]
     found = []
     for words, change in changes:
@@ -89,8 +90,8 @@ def _parts(case: CallSequence) -> list[tuple[str, CallSequence | object]]:
 
 
 def _with_fresh(case: CallSequence) -> object:
-    for storage in ("again", "contents", "address"):
-        case = with_storage(case, storage, "fresh")  # type: ignore[arg-type]
+    for storage in SHARED:
+        case = with_storage(case, storage, "fresh")
     return case
 
 

@@ -76,7 +76,7 @@ class CallSequences(Operation):
 
     def features_of(self, case: CallSequence) -> tuple[str, ...]:
         """Return the kind of the sequence, and the features of its last call that identify a failure."""
-        present = {aspect.words for aspect in OWN if aspect.present(case)}
+        present = {aspect.words for aspect in OWN if aspect.value(case)}  # type: ignore[arg-type]
         kind = next((name for words, name in SIGNED.items() if words in present), "")
         return (*filter(None, (kind,)), *self.single.features_of(case.last))
 

@@ -18,6 +18,7 @@ import torch
 
 from fuzz_attn.inputs.storage import storage_of
 from fuzz_attn.operations.calls.call_case import Storage
+from fuzz_attn.operations.calls.second_thread import Meanwhile
 
 LARGEST: Final = 2**26
 """Bytes of a storage that is lent. One that is larger may mostly be addresses without memory, and is given as it is."""
@@ -26,7 +27,7 @@ _OWN_REFERENCES: Final = 2
 
 
 class Block:
-    """Memory that is lent, as bytes. On the host, a numpy array below the tensor tells whether a target still uses it."""
+    """Memory that is lent, as bytes. On the host, a numpy array below the tensor tells whether a target uses it."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._size, self._device = size, device
@@ -64,30 +65,36 @@ class Lender:
         self._given: dict[str, Given] = {}
         self._in_use: list[Block] = []
         """Blocks of earlier calls, whose addresses no tensor of a later one gets."""
-        self._next: tuple[Storage, bool] | None = None
+        self._next: tuple[Storage, int, Meanwhile | None] | None = None
 
-    def prepare(self, storage: Storage, *, raises: bool = False) -> None:
-        """Let the next call have memory of a kind; one that ``raises`` gets None in the place of a tensor."""
-        self._next = storage, raises
+    def prepare(self, storage: Storage, *, raises: int = 0, meanwhile: Meanwhile | None = None) -> None:
+        """Let the next call have memory of a kind, and something happen in its middle.
+
+        One that ``raises`` gets None in the place of a tensor, the first from the last one on.
+        """
+        self._next = storage, raises, meanwhile
 
     def __call__(self, *positional: Any, **arguments: Any) -> Any:
         """Return the result of the call; one that was not prepared gets the harness's own tensors."""
         if self._next is None:
             return self._call(*positional, **arguments)
-        (storage, raises), self._next = self._next, None
-        self._lend({name: value for name, value in arguments.items() if _is_lent(value)}, storage)
-        handed: dict[str, Any] = {name: each.tensor for name, each in self._given.items()}
+        (storage, raises, meanwhile), self._next = self._next, None
+        given = self._lend({name: value for name, value in arguments.items() if _is_lent(value)}, storage)
+        handed: dict[str, Any] = {name: each.tensor for name, each in given.items()}
         if raises:
-            handed |= dict.fromkeys(list(handed)[-1:])
+            handed[list(handed)[-1 - (raises - 1) % len(handed)]] = None
         try:
-            result = self._call(*positional, **{**arguments, **handed})
+            if meanwhile is None:
+                result = self._call(*positional, **{**arguments, **handed})
+            else:
+                result = meanwhile.around(lambda: self._call(*positional, **{**arguments, **handed}))
         finally:
-            for each in self._given.values():
+            for each in given.values():
                 each.own.copy_(each.block.bytes)
-        return self._own_of(result)
+        return _own_of(result, given)
 
-    def _lend(self, tensors: dict[str, torch.Tensor], storage: Storage) -> None:
-        """Make the tensors of a call, each in the memory of its namesake before where it has the same layout."""
+    def _lend(self, tensors: dict[str, torch.Tensor], storage: Storage) -> dict[str, Given]:
+        """Return the tensors of a call, each in the memory of its namesake before where it has the same layout."""
         before, self._given = self._given, {}
         same = set() if storage == "fresh" else _alike(tensors, before)
         blocks = {_address(tensors[name]): before[name].block for name in same}
@@ -104,16 +111,18 @@ class Lender:
             block, view = blocks[address], old.get(name)
             self._given[name] = Given(_view(tensor, block.bytes) if view is None else view, block, own)
         _fill(self._given.values())
+        return dict(self._given)
 
-    def _own_of(self, result: Any) -> Any:
-        """Return a result with the harness's own memory in the place of what was lent."""
-        if type(result) in (tuple, list):
-            return type(result)(self._own_of(each) for each in result)
-        if _is_lent(result):
-            for each in self._given.values():
-                if _address(result) == _address(each.tensor):
-                    return _view(result, each.own)
-        return result
+
+def _own_of(result: Any, given: dict[str, Given]) -> Any:
+    """Return a result with the harness's own memory in the place of what was lent."""
+    if type(result) in (tuple, list):
+        return type(result)(_own_of(each, given) for each in result)
+    if _is_lent(result):
+        for each in given.values():
+            if _address(result) == _address(each.tensor):
+                return _view(result, each.own)
+    return result
 
 
 def _is_lent(value: object) -> bool:

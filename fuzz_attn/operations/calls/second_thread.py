@@ -1,0 +1,86 @@
+"""Second thread: runs something in another thread when a function has come to some line of a target's own code.
+
+The first thread waits meanwhile, so the same lines follow each other each time. Where the second thread waits for a
+lock that the first one holds, the first one goes on, and both end together.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, Final
+
+import torch
+
+from fuzz_attn.owners import owner_of
+
+_POLL_SECONDS: Final = 0.05
+_STANDING_SECONDS: Final = 1.0
+"""A second thread that stands at one line for so long waits for the first one."""
+
+
+class Meanwhile:
+    """Work for a second thread in the middle of a call: at the ``line``-th line of the target's own that the call runs.
+
+    A call that ends before has the work after it.
+    """
+
+    def __init__(self, line: int, work: Callable[[], object]) -> None:
+        self._line, self._work = line, work
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._own: dict[CodeType, bool] = {}
+
+    def around(self, call: Callable[[], Any]) -> Any:
+        """Return the result of a call with the work in its middle; raises what either of them raises."""
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            result = call()
+        finally:
+            sys.settrace(before)
+            self._run()
+            if self._thread is not None:
+                self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return result
+
+    def _trace(self, frame: FrameType, event: str, value: Any) -> Any:
+        """Count the target's own lines; at the one that is wanted, run the work."""
+        own = self._own.setdefault(frame.f_code, owner_of(frame.f_code.co_filename) == "target")
+        if not own or self._thread is not None:
+            return None
+        if event == "line":
+            self._line -= 1
+            if self._line <= 0:
+                sys.settrace(None)
+                self._run()
+                return None
+        return self._trace
+
+    def _run(self) -> None:
+        """Run the work in a second thread, until it has ended or waits for this one; once."""
+        if self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._in_thread, name="fuzz_attn: a second thread")
+        self._thread.start()
+        place, standing = None, 0.0
+        while standing < _STANDING_SECONDS:
+            self._thread.join(_POLL_SECONDS)
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            if not self._thread.is_alive() or frame is None:
+                return
+            now = frame.f_code, frame.f_lasti
+            waits = owner_of(frame.f_code.co_filename) == "target" or frame.f_code.co_filename == threading.__file__
+            standing = standing + _POLL_SECONDS if waits and now == place else 0.0
+            place = now
+
+    def _in_thread(self) -> None:
+        torch.set_num_threads(1)
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the first thread
+            self._error = error
