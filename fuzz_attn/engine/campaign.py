@@ -405,7 +405,7 @@ class Campaign:
 
     def _in_sequence(self, order: Order) -> Order:
         """Return the order, now and then with earlier calls of the target, unless they show a known failure."""
-        sequence = self._calls.sequence_of(order.case)
+        sequence = self._calls.sequence_of(order.case) if self.ready.calls else None
         if sequence is None:
             return order
         calls = Order(sequence)

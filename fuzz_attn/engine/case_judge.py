@@ -99,6 +99,7 @@ class CaseJudge:
             target.match.published,
             self.backend.gpu(),
             self.operation.not_drawn(promised, domain, target),
+            calls=True,
         )
 
     def answer(self, message: bytes, send: Send) -> None:

@@ -35,7 +35,7 @@ class Ready(HoldsCases, frozen=True, tag="ready"):
     ``gpu`` is the compute capability of a GPU and the number of its multiprocessors. ``notes`` are sentences for the
     summary of the run. ``binding`` is how the target is called and ``reasons`` say why each parameter has its role;
     ``published`` is true where the names of the parameters tell all of it. ``not_drawn`` says why features of the
-    family are not in the domain.
+    family are not in the domain. ``calls`` says whether several calls may be one case.
     """
 
     of_operations: ClassVar = ("domain",)
@@ -54,6 +54,7 @@ class Ready(HoldsCases, frozen=True, tag="ready"):
     published: bool = True
     gpu: GpuFacts | None = None
     not_drawn: NotDrawn = {}  # noqa: RUF012 - as above
+    calls: bool = False
 
 
 class Order(HoldsCases, frozen=True):

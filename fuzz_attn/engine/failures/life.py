@@ -23,6 +23,7 @@ from fuzz_attn.engine.events import FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches, order_of, steps_of
 from fuzz_attn.engine.failures.here import AFTER_OTHERS, NOT_REPLAYED, ONLY_SEEN, Here
+from fuzz_attn.engine.failures.other_shards import OtherShards
 from fuzz_attn.engine.failures.records import Records, Unfollowed
 from fuzz_attn.engine.failures.reduction import (
     Reduction,
@@ -107,8 +108,7 @@ class FailureLives:
         self.waiting = WaitingFailures(number)
         self._slow: Order | None = None
         self._slow_checks = 0
-        self._foreign: dict[tuple[int, int], KnownFailure] = {}
-        """What other shards told, by shard and number."""
+        self._others = OtherShards(number, self.known, self.waiting, lambda: self._living, self._end_as)
         self._unfollowed = Unfollowed(self._saved_as_seen, self.records.seen_again)
         self._excused: Counter[str] = Counter()
 
@@ -405,48 +405,8 @@ class FailureLives:
         return msgspec.structs.replace(found, elsewhere=elsewhere)
 
     def learn(self, news: Sequence[FailureFound | FailureChanged]) -> None:
-        """Learn the failures of other shards; one of this shard that is the same bug as an earlier one ends.
-
-        What is told twice changes nothing. A failure that was only seen says too little, and one without a file has
-        nothing that could stand for another.
-        """
-        for event in news:
-            self.waiting.note(event)
-            done = isinstance(event, FailureChanged) and event.done and not event.same_as
-            certain = event.path and event.counterexample.confirmation != "unconfirmed"
-            if done and certain and event.shard != self.shard:
-                self._learn_changed(event)
-
-    def _learn_changed(self, event: FailureFound | FailureChanged) -> None:
-        """Learn a failure of another shard as it is now, in the place of what was told of it before."""
-        name = event.shard, event.failure
-        before = self._foreign.get(name)
-        if before is not None and (before.found, before.path) == (event.counterexample, event.path):
-            return
-        other = KnownFailure(event.shard, event.failure, event.counterexample, event.path)
-        other.trigger, other.complete = trigger_in(other.found), other.found.shrunk
-        self._foreign[name] = other
-        if before is not None:
-            other.other_triggers, other.other_classes = before.other_triggers, before.other_classes
-            self.known.remove(before)
-        self._learn(other)
-
-    def _learn(self, other: KnownFailure) -> None:
-        """Add a failure of another shard, unless it is one of this shard, which then stays or ends.
-
-        One that is being followed stays for now: it ends as the other when it has been followed.
-        """
-        for own in self.known:
-            if own.shard != self.shard or own is self._living:
-                continue
-            lost, won = is_same(other, own), is_same(own, other)
-            if won and (own.saved or not lost or own.shard < other.shard):
-                return
-            if lost and not own.saved:
-                self.known.remove(own)
-                other.other_classes |= {own.failure_class, *own.other_classes}
-                self._end_as(own, other)
-        self.known.add(other)
+        """Learn the failures of other shards; one of this shard that is the same bug as an earlier one ends."""
+        self._others.learn(news)
 
     def close(self) -> None:
         """Save what the end left unsaved, and report what it interrupted as it is, or as a bug that is known by now."""
@@ -625,7 +585,9 @@ class FailureLives:
         if earlier is None:
             self.known.add(failure)
             self._end(failure, self._digest(failure))
-            self._absorb(failure)
+            for chance in self.known.by_chance(self.shard) if failure.is_kept else ():
+                self.known.remove(chance)
+                self._end_as(chance, failure)
             return
         earlier.widen(failure)
         if earlier.shard == self.shard and not earlier.saved:
@@ -683,13 +645,6 @@ class FailureLives:
         unknown = (each for each in failures_of(answer) if self.known.matching(order, each, there=there) is None)
         classes = (class_of(verdict) for verdict in unknown)
         return tuple(name for name in classes if name != failure.failure_class and not has_place(name))
-
-    def _absorb(self, kept: KnownFailure) -> None:
-        """End own failures that seemed to be chance as the one that turned out to need an earlier call."""
-        for other in self.known if kept.is_kept else ():
-            if other.shard == self.shard and not other.saved and other.found.confirmation in ("state", "flaky"):
-                self.known.remove(other)
-                self._end_as(other, kept)
 
     def _classify_dependent(self, failure: KnownFailure, before: Sequence[Order], share: Share) -> None:
         """Classify a failure that did not recur in a fresh process: it needs earlier cases, or chance."""

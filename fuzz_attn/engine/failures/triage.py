@@ -256,6 +256,11 @@ class KnownFailures:
         """A failure that is confirmed to need an earlier call of the target, None where none is known."""
         return next((known for known in self._known if known.is_kept), None)
 
+    def by_chance(self, shard: int) -> list[KnownFailure]:
+        """Return the failures of a shard that did not recur in a fresh process, those of older files apart."""
+        own = [known for known in self._known if known.shard == shard and not known.saved]
+        return [known for known in own if known.found.confirmation in ("state", "flaky")]
+
     def of_confirmation(self, failure_class: str, *confirmations: str) -> KnownFailure | None:
         """Return a failure of a class that was confirmed in one of some ways."""
         for known in self._known:
