@@ -364,6 +364,8 @@ def exported(found: Counterexample, spec: str, binding: Binding | None) -> Scrip
     for a target that does not load or lacks an output of the case, and for an operation that cannot be exported yet.
     """
     operation = operation_of(found.case)
+    if operation.needs_fresh_process:
+        raise FuzzAttnError("a sequence of calls cannot be exported as a script yet: replay the counterexample instead")
     if not operation.is_exported:
         raise FuzzAttnError(f"operation={operation.name!r} cannot be exported yet: replay the counterexample instead")
     # Only for the target: the script chooses its device.

@@ -156,7 +156,8 @@ def _same_numbers(case: Any) -> Any:
     )
 
 
-def _with_flag(case: Any, name: str) -> Any:
+def with_flag(case: Any, name: str) -> Any:
+    """Return a case without a second thread (``alongside``) or without calls that raise (``raises``)."""
     return sequence_of(tuple(replace(call, **{name: 0}) for call in calls_of(case)))
 
 
@@ -164,7 +165,7 @@ def _flag(words: str, name: str, smaller: tuple[Change, ...] = ()) -> Aspect:
     return Aspect(
         words,
         lambda case: any(getattr(call, name) for call in calls_of(case)),
-        lambda case, on: case if on else _with_flag(case, name),
+        lambda case, on: case if on else with_flag(case, name),
         smaller=smaller,
     )
 
@@ -246,8 +247,10 @@ def in_words(case: Any, number: int) -> str:
     """Return what the call at a place is to those before it, in words."""
     calls = calls_of(case)
     call = calls[number]
+    if call.raises:
+        return "which lacks a tensor, so that the target must raise"
     if not number:
-        return "the first"
+        return "the first" + ", with the second in its middle" * any(each.alongside for each in calls[1:2])
     before = calls[number - 1]
     thread = ", in a second thread in the middle of the first" * bool(call.alongside)
     after = "after one that raised, " * bool(before.raises)

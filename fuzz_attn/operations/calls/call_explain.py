@@ -22,6 +22,7 @@ from fuzz_attn.operations.calls.call_case import (
     calls_of,
     positions,
     sequence_of,
+    with_flag,
     with_storage,
 )
 from fuzz_attn.operations.calls.call_experiment import CallExperiment
@@ -31,8 +32,13 @@ KINDS: Final = {
     "address": "the target keeps something by address, and uses it for other contents",
     "shape": "the target keeps something by shape or arguments, and uses it for other tensors",
     "memory": "the target does not make anew what an earlier call has left",
+    "threads": "calls in two threads share something",
+    "error": "the target does not clean up after an error",
 }
 """What may be wrong, by what the failure needs."""
+ONE_BY_ONE: Final = "one after the other"
+WITHOUT_ERROR: Final = "where no call raises"
+OWN_STORAGE: Final = "with storage of its own"
 _PARENT_MUST_NOT_FORK: Final = "cuda"
 
 
@@ -74,8 +80,12 @@ def ranged(words: list[str]) -> str:
 def _parts(case: CallSequence) -> list[tuple[str, CallSequence | object]]:
     """Return cases that lack something of a sequence, each with what its last call is like there."""
     changes: list[tuple[str, Callable[[], object]]] = [("without the earlier calls", lambda: case.last)]
+    if any(call.alongside for call in case.calls):
+        changes.append((ONE_BY_ONE, lambda: with_flag(case, "alongside")))
+    if any(call.raises for call in case.calls):
+        changes.append((WITHOUT_ERROR, lambda: with_flag(case, "raises")))
     if any(call.storage != "fresh" for call in case.calls):
-        changes.append(("with storage of its own", lambda: _with_fresh(case)))
+        changes.append((OWN_STORAGE, lambda: _with_fresh(case)))
     for words, name in (("after the same arguments", OTHER_ARGUMENTS), ("after the same numbers", OTHER_NUMBERS)):
         aspect = next(each for each in OWN if each.words == name)
         if aspect.value(case):  # type: ignore[arg-type]
@@ -96,8 +106,9 @@ def _with_fresh(case: CallSequence) -> object:
 
 
 def _kind(case: CallSequence, right: list[str]) -> str:
-    if "with storage of its own" in right:
-        return "address"
+    for words, kind in ((ONE_BY_ONE, "threads"), (WITHOUT_ERROR, "error"), (OWN_STORAGE, "address")):
+        if words in right:
+            return kind
     return "shape" if any(words.startswith("after the same") for words in right) else "memory"
 
 

@@ -102,8 +102,6 @@ class CallSequences(Operation):
             missing = [what for what, _ in last if what not in dict(own)]
             differs = [f"{what}: {words}" for what, words in own if (what, words) not in last]
             differs += [f"without {what}" for what in missing]
-            if call.raises:
-                differs.append("a tensor is missing")
             lines.append((f"in call {number}", "; ".join(differs) or "the same"))
         return lines
 
