@@ -213,7 +213,7 @@ def _exact_sums(
     exact, lost = logits.equal_rows & exact_columns(block, total, unit)[:, :, :, None], flushed * total[:, :, :, None]
     if model.merges_logarithms:
         sizes = _summed(_largest_weights(weights, logits), block)
-        lost = lost + sizes * sum_units(merging_terms(logits), tensors, model)
+        lost = lost + sizes * sum_units(merging_terms(logits, model), tensors, model)
     return exact, lost
 
 
@@ -277,14 +277,16 @@ def _largest_weights(weights: Weights, logits: Logits) -> torch.Tensor:
     return largest if logits.significant is None else largest.masked_fill_(~logits.significant, 0.0)
 
 
-def merging_terms(logits: Logits) -> torch.Tensor:
+def merging_terms(logits: Logits, model: RoundingModel) -> torch.Tensor:
     """Return how many roundings a merge of segments adds to each of their sums, ``[..., 1]``.
 
     Each segment is added once, after at most one product with the exponential of a new maximum. A segment has a tile of
     keys or more; :data:`MOST_SPLITS` of them may have fewer.
     """
-    segments = torch.minimum(logits.terms - logits.rescales, logits.rescales.clamp_min(MOST_SPLITS))
-    return segments * 2.0
+    most = logits.rescales.clamp_min(MOST_SPLITS)
+    if model.most_segments:
+        most = most.clamp_max(model.most_segments)
+    return torch.minimum(logits.terms - logits.rescales, most) * 2.0
 
 
 def _lost_by_small_weights(
@@ -440,7 +442,7 @@ def denominator_terms(logits: Logits, model: RoundingModel) -> torch.Tensor:
     """Return how many roundings the sum of a row's denominator has, ``[..., 1]``, or of one shape with such rows."""
     if logits.equal_rows is None:
         return logits.terms
-    merged = merging_terms(logits) if model.merges_logarithms else torch.zeros_like(logits.terms)
+    merged = merging_terms(logits, model) if model.merges_logarithms else torch.zeros_like(logits.terms)
     return torch.where(logits.equal_rows, merged, logits.terms)
 
 

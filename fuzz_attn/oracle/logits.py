@@ -320,13 +320,34 @@ def _with_equal_rows(
     if rows is None:
         return logits
     if model.merges_logarithms:
-        return replace(logits, equal_rows=rows)
+        return _with_merges_only(replace(logits, equal_rows=rows), rows, model)
     return replace(
         logits,
         error=logits.error.masked_fill(rows, 0.0),
         sink_error=logits.sink_error.masked_fill(rows, 0.0),
         cancelling=logits.cancelling.expand_as(rows).masked_fill(rows, 0.0),
         equal_rows=rows,
+    )
+
+
+def _with_merges_only(logits: Logits, rows: torch.Tensor, model: RoundingModel) -> Logits:
+    """Return the logits with only those rescalings counted in some rows that may come from a merge of segments.
+
+    Within a segment of such a row all rescalings are by 1 or 0, which rounds nothing.
+    """
+    if not model.most_segments:
+        return logits
+    merges = logits.rescales.clamp_max(model.most_segments)
+    saved = (logits.rescales - merges) * rows
+    lost = saved * roundings.lost_by_one(model.exp_units * UNIT)
+    rescales = logits.rescales - saved
+    return replace(
+        logits,
+        error=logits.error - lost,
+        sink_error=logits.sink_error - lost,
+        rescales=rescales,
+        terms=logits.terms - saved,
+        cancelling=cancelling_error(rescales, model.exp_units),
     )
 
 

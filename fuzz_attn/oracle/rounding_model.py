@@ -61,6 +61,7 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
       With ``merges_logarithms`` this is said of each segment: its sums are divided by its own denominator.
     - ``merges_logarithms``: True if the target merges segments by the logarithms of their sums of exponentials, which
       are rounded like all numbers.
+    - ``most_segments``: how many such segments a row may have; 0 for any number.
     """
 
     query: RoundedTo = "float32"
@@ -85,3 +86,4 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     tile_size: Annotated[int, Meta(ge=1)] = 16
     normalises_last: bool = False
     merges_logarithms: bool = False
+    most_segments: Annotated[int, Meta(ge=0)] = 0

@@ -83,8 +83,8 @@ _ROUNDING: Final = RoundingModel(tanh_units=24.0, normalises_last=True)
 approximate division, move it by at most 11 more. Below 1/4 the kernels use a series."""
 
 _MERGING: Final = {
-    "mla_decode": RoundingModel(merges_logarithms=True, normalises_last=True),
-    "token_decode": RoundingModel(tanh_units=_ROUNDING.tanh_units, merges_logarithms=True, normalises_last=True),
+    "mla_decode": RoundingModel(merges_logarithms=True, normalises_last=True, most_segments=128),
+    "token_decode": replace(_ROUNDING, merges_logarithms=True, most_segments=128),
 }
 """Those of targets that divide the sums of each split, and merge splits by their log-sum-exps."""
 

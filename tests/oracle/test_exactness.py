@@ -131,6 +131,8 @@ def test_a_lost_key_shows_behind_a_merge_by_logarithms(types: str, num_keys: int
     values, reference = block.values[0, 0].numpy(), attend(tensors, MERGING)
     for side in (1, -1):
         assert ratio(reference, merged(tensors, kept, values, splits, side)) <= 1.0
+        few = RoundingModel(normalises_last=True, merges_logarithms=True, most_segments=splits)
+        assert ratio(attend(tensors, few), merged(tensors, kept, values, splits, side)) <= 1.0
     found, tried = 0, np.random.default_rng(3).permutation(np.flatnonzero(kept))[:24]
     for key in tried:
         wrong = kept.copy()
