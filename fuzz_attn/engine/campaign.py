@@ -536,7 +536,8 @@ class Campaign:
         self.emit(CaseRefused(self.plan.shard, phase, order, refusal))
         if phase == "search":
             self.cases -= 1
-            self._reduce_refusal(order, refusal)
+            if not operation_of(order.case).needs_fresh_process:
+                self._reduce_refusal(order, refusal)
 
     def _reduce_refusal(self, order: Order, refusal: Refusal) -> None:
         """Find out what else is refused for a reason, unless another process does; that takes hundreds of probes."""

@@ -153,7 +153,8 @@ class CaseJudge:
 
         experiment = operation_of(case).experiment(case, self.target, self.backend, strict=self.strict)
         experiment.learn = self._read_arithmetic
-        if self.strict or not self.target.promised or experiment.refusal is None:
+        single = not operation_of(case).needs_fresh_process
+        if self.strict or not self.target.promised or not single or experiment.refusal is None:
             return experiment
         if self._broken is None or self._broken.target is not self.target:
             self._broken = BrokenPromises(self.target, self.backend)

@@ -529,7 +529,7 @@ class FailureLives:
             return
         shown = None
         self._in_fresh = self._in_fresh or second
-        if not alone or second:
+        if self._shard.ready.calls and (second or not alone):
             shown = as_sequence(order, failure.failure_class, self, before, share)
         if shown is not None:
             order, answer, verdict = shown

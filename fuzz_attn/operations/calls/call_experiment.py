@@ -25,12 +25,14 @@ class Judged(NamedTuple):
     """What the calls of a sequence came to: the first call that failed, or the last one, and what it shows.
 
     ``same_as`` is the number of an earlier call, from 1, whose outputs have the same bits, 0 where none has.
+    ``refusal`` is that of the last call where all are refused.
     """
 
     number: int
     verdicts: tuple[Verdict, ...]
     launch: Launch
     same_as: int = 0
+    refusal: Refusal | None = None
 
     @property
     def failed(self) -> bool:
@@ -51,8 +53,8 @@ class CallExperiment(Experiment):
 
     @property
     def refusal(self) -> Refusal | None:
-        """Nothing: what single calls are refused for is known of single cases."""
-        return None
+        """What the last call is refused for, where all calls are; else those that ran are judged."""
+        return self.judged.refusal
 
     @property
     def first(self) -> Launch:
@@ -65,7 +67,7 @@ class CallExperiment(Experiment):
         outputs: list[dict[str, torch.Tensor]] = []
         places, calls = list(positions(self.calls)), self.calls.calls
         experiments = [self._of(call.case) for call in calls]
-        judged = None
+        judged, any_judged = None, False
         for number, (call, experiment) in enumerate(zip(calls, experiments, strict=True)):
             following = calls[number + 1] if number + 1 < len(calls) else None
             if not call.alongside:
@@ -79,11 +81,13 @@ class CallExperiment(Experiment):
             launch = experiment.first
             verdicts: tuple[Verdict, ...] = (Verdict("oracle"),)
             if launch.refusal is None:
+                any_judged = True
                 self.learn(experiment)
                 verdicts = self.single.failures(experiment, None)
             bits = {name: output.bits.clone() for name, output in launch.tensors.outputs.items()}
             named = tuple(_placed(verdict, places[number]) for verdict in verdicts)
-            judged = Judged(number, named, launch, _same(bits, outputs))
+            refusal = None if any_judged else launch.refusal
+            judged = Judged(number, named, launch, _same(bits, outputs), refusal)
             if judged.failed:
                 return judged
             outputs.append(bits)
