@@ -163,10 +163,11 @@ class CaseJudge:
 
     def _explained(self, experiment: Experiment, order: Order) -> Answer:
         """Return the explanation of a failing case. The masks of its launches are not reported."""
-        if experiment.refusal is None:  # the case is launched: else dots in tf32 would be held to exact bounds
-            self._read_arithmetic(experiment)
         operation = operation_of(order.case)
-        if order.site and not operation.needs_fresh_process:
+        single = not operation.needs_fresh_process  # calls that run here would leave something for the explanation
+        if single and experiment.refusal is None:  # it is launched: else dots in tf32 would be held to exact bounds
+            self._read_arithmetic(experiment)
+        if order.site and single:
             first = experiment.first
             seen = tuple(sorted(first.observations, key=lambda each: each.site != order.site))
             experiment.first = dataclasses.replace(first, observations=seen)

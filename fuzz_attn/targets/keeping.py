@@ -7,6 +7,7 @@ it, with its kind: ``_cache (dict)``. A thing that stays as it is says nothing: 
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections import deque
@@ -99,7 +100,7 @@ def _kept(name: str, value: Any, *, own: bool, deep: bool) -> Iterator[tuple[str
     """Yield a name and a fingerprint of what a value may keep."""
     if hasattr(value, "cache_info") and callable(value):
         info = value.cache_info()
-        yield f"{name} (lru_cache)", (info.currsize, info.misses)
+        yield f"{name} (lru_cache{' of tensors' * _holds_tensors(value)})", (info.currsize, info.misses)
     elif (mark := _fingerprint(value)) is not None:
         yield f"{name} ({_kind(value)})", mark
     elif isinstance(value, FunctionType):
@@ -110,6 +111,13 @@ def _kept(name: str, value: Any, *, own: bool, deep: bool) -> Iterator[tuple[str
                 yield from _kept(f"{name}.{attribute}", each, own=isinstance(each, FunctionType), deep=False)
     elif deep and _is_of_target(value):
         yield from _of_instance(name, value)
+
+
+def _holds_tensors(cached: Any) -> bool:
+    """Return whether a ``functools`` cache has tensors among its arguments or results, or in tuples of them."""
+    kept = gc.get_referents(cached)  # arguments and results, or a dict of them where the size is not bounded
+    values = [*kept, *(value for each in kept if isinstance(each, dict) for pair in each.items() for value in pair)]
+    return any(isinstance(each, torch.Tensor) for value in values for each in (value, *gc.get_referents(value)))
 
 
 def _of_function(name: str, function: FunctionType) -> Iterator[tuple[str, Hashable]]:

@@ -269,19 +269,23 @@ def test_what_a_target_keeps_is_named() -> None:
     assert keeper.news() == ("_by_shape (dict)",)
     known.clear()
     target.call.__globals__["_positions"](3)
-    assert keeper.news() == ("_positions (lru_cache)",)
+    assert keeper.news() == ("_positions (lru_cache of tensors)",)
     assert keeper.news() == ()
 
 
 def test_sequences_are_drawn_as_often_as_the_target_keeps_things() -> None:
     draws = CallDraws(operation_of(CASE), Domain(), Random(1))
     cases = [msgspec.structs.replace(CASE, seed=seed) for seed in range(4000)]
-    for share, keeps in ((SHARE, set()), (SHARE_OF_KEEPING, {"_cache (dict)"})):
-        draws.keeps = keeps
-        found = [draws.sequence_of(case) for case in cases]
-        made = [sequence for sequence in found if sequence is not None]
-        assert len(made) / len(cases) == pytest.approx(share, rel=0.2)
-        assert all(sequence.last.compile_key == CASE.compile_key for sequence in made)
+    draws.keeps = {"size (lru_cache)"}
+    found = [draws.sequence_of(case) for case in cases]
+    assert sum(sequence is not None for sequence in found) / len(cases) == pytest.approx(SHARE, rel=0.2)
+    draws = CallDraws(operation_of(CASE), Domain(), Random(1))
+    draws.keeps = {"_cache (dict)"}
+    assert draws.share == SHARE_OF_KEEPING
+    made = [sequence for case in cases if (sequence := draws.sequence_of(case)) is not None]
+    assert len(made) > 150
+    assert draws.share == SHARE
+    assert all(sequence.last.compile_key == CASE.compile_key for sequence in made)
     kinds = {call.storage for sequence in made for call in sequence.calls}
     assert kinds == {"fresh", "again", "contents", "address"}
     assert any(call.raises for sequence in made for call in sequence.calls)

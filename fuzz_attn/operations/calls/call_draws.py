@@ -7,6 +7,7 @@ lacks a feature, or is the case that was drawn before.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any, Final
@@ -18,7 +19,10 @@ from fuzz_attn.operations.operation import Lengths, Operation
 SHARE: Final = 1 / 50
 """The part of the cases that are sequences where a target is not known to keep anything between calls."""
 SHARE_OF_KEEPING: Final = 1 / 4
-"""That part where it is."""
+"""That part at first where it is; it halves with each ``PATIENCE`` sequences, because what they do not show is rare."""
+PATIENCE: Final = 50
+PURE: Final = "(lru_cache)"
+"""How a cache of results without tensors is named: nearly all of them are of pure functions."""
 MOST_PARTS: Final = 3
 """So many parts of a batch are made shorter to find out which earlier call a failure needs."""
 IN_THREADS: Final = 0.15
@@ -41,12 +45,21 @@ class CallDraws:
         self._before: Any = None
         self.keeps: set[str] = set()
         """What the target is seen to keep between calls."""
+        self._made = 0
+
+    @property
+    def share(self) -> float:
+        """The part of the next cases that are sequences."""
+        if all(name.endswith(PURE) for name in self.keeps):
+            return SHARE
+        return max(SHARE, SHARE_OF_KEEPING * math.pow(0.5, self._made / PATIENCE))
 
     def sequence_of(self, case: Any) -> CallSequence | None:
         """Return a sequence that ends with a drawn case, None where it stays a case of its own."""
         before, self._before = self._before, case
-        if self._random.random() >= (SHARE_OF_KEEPING if self.keeps else SHARE):
+        if self._random.random() >= self.share:
             return None
+        self._made += 1
         if self._single.is_mostly_virtual(case):
             return None
         try:
