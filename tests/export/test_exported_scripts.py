@@ -237,11 +237,11 @@ def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
         assert text.endswith("WRONG\n")
 
 
-def checkout_in(folder: Path) -> Path:
-    """Return a new checkout whose module has a right target."""
+def checkout_in(folder: Path, module: str) -> Path:
+    """Return a new checkout with a module that has a right target."""
     checkout = folder / "checkout"
     checkout.mkdir()
-    shutil.copy(TARGETS / "torch_attention.py", checkout / "in_a_checkout.py")
+    shutil.copy(TARGETS / "torch_attention.py", checkout / f"{module}.py")
     return checkout
 
 
@@ -265,7 +265,8 @@ def test_scripts_of_files_find_each_kind_of_failure(
     right = f"{torch_attention}:unified_attention"
     save(scripts, "right_in_another_order", right, case, "batch_order")
     save(scripts, "right_far", right, far)
-    save(scripts, "right_in_a_checkout", f"{checkout_in(tmp_path)}::in_a_checkout:unified_attention", case)
+    checkout = checkout_in(tmp_path, "found_in_a_checkout")
+    save(scripts, "right_in_a_checkout", f"{checkout}::found_in_a_checkout:unified_attention", case)
     form = CallForm(extra_table_rows=2, extra_output_rows=1)
     axes: tuple[FarAxis, ...] = (
         "q_token",
@@ -291,8 +292,10 @@ def test_scripts_of_files_find_each_kind_of_failure(
     assert found["right_seen"][1] == (
         "Only a memory checker sees this: as it was\nThe outputs are right. That does not mean that the kernel is.\n"
     )
-    assert "Its exit status does not tell whether the kernel is still wrong" in (scripts / "right_seen.py").read_text()
-    assert "It exits with 1 while the kernel is wrong" in (scripts / "right_range.py").read_text()
+    # Where the lines of a docstring end depends on the length of the path of this test's folder.
+    seen, ranged = (" ".join((scripts / f"right_{name}.py").read_text().split()) for name in ("seen", "range"))
+    assert "Its exit status does not tell whether the kernel is still wrong" in seen
+    assert "It exits with 1 while the kernel is wrong" in ranged
 
 
 def test_scripts_say_why_and_what_the_failure_needs(case: AttentionCase, scripts: Path, kernels: Path) -> None:
@@ -307,7 +310,7 @@ def test_scripts_say_why_and_what_the_failure_needs(case: AttentionCase, scripts
 
 
 def test_script_says_what_is_missing(case: AttentionCase, scripts: Path, tmp_path: Path) -> None:
-    checkout = checkout_in(tmp_path)
+    checkout = checkout_in(tmp_path, "in_a_checkout")
     save(scripts, "a", f"{checkout}::in_a_checkout:unified_attention", case)
     export(scripts)
     (checkout / "in_a_checkout.py").unlink()
@@ -355,7 +358,7 @@ def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: P
 
 def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernels: Path) -> None:
     """Of what the kernels promise, with one of four relations by turns, and with large tensors in a file beside it."""
-    random = Random(7)
+    random = Random(11)
     for at, (family, place) in enumerate(BUILT_IN_LAUNCHERS.items()):
         target = built_in(family)
         assert target is not None
