@@ -13,7 +13,7 @@ from fuzz_attn.errors import CounterexampleError
 
 Start = Callable[..., Any]
 
-BUDGET = ("--max-cases", "20", "--max-time", "100")
+BUDGET = ("--max-cases", "8", "--max-time", "100")
 
 HARM = {
     "segfaults": ("crash", "died of SIGSEGV"),

@@ -14,7 +14,7 @@ import pytest
 
 Start = Callable[..., Any]
 
-CASES = ("--max-cases", "20", "--max-time", "100")
+CASES = ("--max-cases", "8", "--max-time", "100")
 DISK_BYTES = 512 * 2**10
 
 
