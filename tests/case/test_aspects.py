@@ -48,7 +48,7 @@ def drawn(family: Family) -> tuple[AttentionCase, ...]:
     """Return cases of a family, one in four as a GPU has them, with options of the compiler."""
     domain = msgspec.structs.replace(load_target(family).domain, features=FEATURES_OF[family])
     random, usual, on_gpu = Random(4), cases(domain), cases(domain.on_gpu())
-    return tuple(Sample(random).draw(usual if number % 4 else on_gpu) for number in range(400))
+    return tuple(Sample(random).draw(usual if number % 4 else on_gpu) for number in range(200))
 
 
 def every_case() -> Iterator[AttentionCase]:
