@@ -316,7 +316,8 @@ def bound_to(target: Target, binding: Binding) -> Target:
     whole = replace(binding, whole=True)
     if binding.family == target.family:
         return dataclasses.replace(target, binding=whole)
-    return dataclasses.replace(target, binding=whole, domain=domain_of(whole))
+    domain = replace(domain_of(whole), configurations=target.domain.configurations)
+    return dataclasses.replace(target, binding=whole, domain=domain)
 
 
 def tried_on(target: Target, binding: Binding, case: AttentionCase, backend: Backend) -> Trial:

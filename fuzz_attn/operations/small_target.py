@@ -109,6 +109,11 @@ class SmallTarget(Target):
         """The format in which attention's caches are made; other tensors are made for their case."""
 
     @property
+    def autotuned(self) -> bool:
+        """Whether cases choose among configurations of its kernels: only those of attention do."""
+        return False
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """The roles of its parameters."""
         return tuple(self.match.binding.parameter_of)

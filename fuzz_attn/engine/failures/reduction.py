@@ -25,7 +25,8 @@ from typing import Final, Literal, Protocol, Self, TypeAlias
 
 import msgspec
 
-from fuzz_attn.case.aspects import ANY_RELATION, Aspect, named
+from fuzz_attn.case.aspect_table import ANY_RELATION, named
+from fuzz_attn.case.aspects import Aspect
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
@@ -284,7 +285,8 @@ class _Trigger:
     def traits(self) -> tuple[str, ...]:
         case = self._order.case
         table = operation_of(case).aspects
-        own = [trait.words for trait in table.traits if trait.present(case) and self._needs(trait, unless=True)]
+        needed = [trait for trait in table.traits if trait.present(case) and self._needs(trait, unless=True)]
+        own = [words for trait in needed for words in trait.words_in(case)]
         nuances = [trait.words for trait in table.nuances if trait.present(case) and self._needs(trait, unless=False)]
         smaller = self._with_smaller_blocks()
         sizes = [level for size in table.levelled for level in self._level(size, smaller or self._order)]

@@ -1,0 +1,39 @@
+"""Paths: the words and the changes of configurations and optional arguments, which choose how a target computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
+
+from fuzz_attn.case.case_fields import CaseFields
+from fuzz_attn.case.changes import Change, with_field
+from fuzz_attn.case.parts import MOST_ARGUMENTS, Argument
+
+CONFIGURATION: Final = "configuration "
+"""How the trait of another configuration than the first one begins."""
+
+
+def configuration_words(case: CaseFields) -> tuple[str, ...]:
+    """Return the trait of a case's configuration. A bug of one is not that of another, so each has its own."""
+    return (f"{CONFIGURATION}{case.launch.configuration}",)
+
+
+def argument_words(case: CaseFields) -> tuple[str, ...]:
+    """Return a trait for each optional argument of a case."""
+    return tuple(f"argument {in_words((each,))}" for each in case.launch.arguments)
+
+
+def in_words(arguments: Iterable[Argument]) -> str:
+    """Return arguments as a call has them: ``use_td=True, mode='b'``."""
+    return ", ".join(f"{name}={value!r}" for name, value in arguments)
+
+
+def _without(case: CaseFields, place: int) -> CaseFields:
+    """Return the case without one of its optional arguments."""
+    arguments = case.launch.arguments
+    return with_field(case, path="launch.arguments", value=arguments[:place] + arguments[place + 1 :])
+
+
+WITHOUT_EACH: Final[tuple[Change, ...]] = tuple(partial(_without, place=place) for place in range(MOST_ARGUMENTS))
+"""Changes that each leave out one optional argument."""
