@@ -12,6 +12,8 @@ from fuzz_attn.case.parts import MOST_ARGUMENTS, Argument
 
 CONFIGURATION: Final = "configuration "
 """How the trait of another configuration than the first one begins."""
+ARGUMENT: Final = "argument "
+"""How the trait of an optional argument begins."""
 
 
 def configuration_words(case: CaseFields) -> tuple[str, ...]:
@@ -21,7 +23,18 @@ def configuration_words(case: CaseFields) -> tuple[str, ...]:
 
 def argument_words(case: CaseFields) -> tuple[str, ...]:
     """Return a trait for each optional argument of a case."""
-    return tuple(f"argument {in_words((each,))}" for each in case.launch.arguments)
+    return tuple(f"{ARGUMENT}{in_words((each,))}" for each in case.launch.arguments)
+
+
+def needs_paths(trigger: Iterable[str]) -> bool:
+    """Return whether a failure needs another configuration or an optional argument."""
+    return any(trait.startswith((CONFIGURATION, ARGUMENT)) for trait in trigger)
+
+
+def of_any_configuration(traits: frozenset[str], configurations: Iterable[int]) -> frozenset[str]:
+    """Return the traits of a case, with those of all configurations if it has one of them."""
+    alike = frozenset(f"{CONFIGURATION}{number}" for number in configurations)
+    return traits | alike if alike & traits else traits
 
 
 def in_words(arguments: Iterable[Argument]) -> str:

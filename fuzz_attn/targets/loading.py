@@ -17,6 +17,7 @@ import msgspec
 
 from fuzz_attn.binding.binding import Binding, Constant, python_value
 from fuzz_attn.binding.matching import match_of
+from fuzz_attn.binding.optional_arguments import arguments_of
 from fuzz_attn.binding.promises import declared, domain_of, stated_features
 from fuzz_attn.binding.signature import DECORATED, signature_of
 from fuzz_attn.errors import BindingError, DomainError, FuzzAttnError, TargetError
@@ -119,7 +120,9 @@ def as_target(found: object, name: str, family: str | None = None, binding: Bind
     if not callable(found):
         raise TargetError(f"target={name!r} must be callable, and is a {type(found).__name__}")
     try:
-        domain = domain_of(match_of(signature_of(found), cast("Family | None", family), binding).binding)
+        signature = signature_of(found)
+        own = match_of(signature, cast("Family | None", family), binding).binding
+        domain = msgspec.structs.replace(domain_of(own), arguments=arguments_of(signature, own))
     except (TargetError, BindingError, DomainError) as error:
         raise TargetError(f"target={name!r} {error}") from error
     domain = with_configurations(domain, found, binding)
@@ -143,6 +146,8 @@ def _declared(found: Target, name: str, binding: Binding | None) -> Target:
         target = found if binding is None else replace(found, binding=binding)
         promised = stated_features(target.stated, target.domain)
         domain = with_configurations(declared(target.domain, target.match.binding), target.call, target.stated)
+        if target.match.binding.paths:
+            domain = msgspec.structs.replace(domain, arguments=arguments_of(target.signature, target.match.binding))
         return replace(target, domain=domain, promised=promised)
     except FuzzAttnError as error:
         raise TargetError(f"target={name!r} {error}") from error

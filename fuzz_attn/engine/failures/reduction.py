@@ -27,6 +27,7 @@ import msgspec
 
 from fuzz_attn.case.aspect_table import ANY_RELATION, named
 from fuzz_attn.case.aspects import Aspect
+from fuzz_attn.case.paths import needs_paths
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
@@ -532,14 +533,18 @@ def shown_together(failure: KnownFailure, lives: Lives) -> KnownFailure | None:
 def name_cause(failure: KnownFailure, launches: Launches) -> None:
     """Let a confirmed failure say its cause in words, and a wrong output its poison or rounding, if time is left."""
     found = failure.found
-    if found.confirmation != "confirmed" or not (is_of_output(failure.failure_class) or has_cause(found.verdict)):
+    of_output, has_paths = is_of_output(failure.failure_class), needs_paths(found.trigger)
+    if found.confirmation != "confirmed" or not (of_output or has_paths or has_cause(found.verdict)):
         return
 
     def ask(order: Order) -> Answer:
         return launches.judge(order, "shrink")
 
     with contextlib.suppress(BudgetSpentInterrupt):
-        verdict = found.verdict if has_cause(found.verdict) else explained(ask, order_of(found), found.verdict)
-        failure.found = msgspec.structs.replace(found, verdict=verdict)
-        verdict = in_words(ask, order_of(found), verdict)
-        failure.found = msgspec.structs.replace(found, verdict=verdict)
+        verdict = found.verdict
+        if has_paths or not has_cause(verdict):
+            verdict = explained(ask, order_of(found), verdict)
+            failure.found = msgspec.structs.replace(found, verdict=verdict)
+        if of_output or has_cause(verdict):
+            verdict = in_words(ask, order_of(found), verdict)
+            failure.found = msgspec.structs.replace(found, verdict=verdict)

@@ -27,6 +27,7 @@ from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence as Tokens
+from fuzz_attn.case.paths import in_words
 from fuzz_attn.case.plain import counted
 from fuzz_attn.case.serving import looks_like_serving
 from fuzz_attn.operations.operation import (
@@ -351,6 +352,10 @@ class Attention(Operation):
             "segments": _range(domain.segments) * (domain.segments != unlimited.segments),
             "not together": "; ".join(together),
             "ALiBi slopes": ", ".join(domain.alibi_kinds) * (domain.alibi_kinds != unlimited.alibi_kinds),
+            "configurations": str(domain.configurations) * (domain.configurations > 1),
+            "optional arguments": ", ".join(
+                in_words([(name, value)]) for name, values in domain.arguments for value in values
+            ),
         }
         return {
             "types of q": ", ".join(domain.dtypes),
@@ -393,11 +398,13 @@ class Attention(Operation):
         return comparison_of(relation, experiment)
 
     def with_causes(self, verdict: Verdict, experiment: Experiment) -> Verdict:
-        """Return a failed verdict with the compiler's options, the poison or the rounding that it needs."""
-        from fuzz_attn.properties import named_causes  # noqa: PLC0415 - imports torch
+        """Return a failed verdict with the paths, the compiler's options, the poison or the rounding that it needs."""
+        from fuzz_attn.properties import named_causes, named_paths  # noqa: PLC0415 - imports torch
 
         verdict = named_causes.with_options_named(named_causes.with_poison_named(verdict, experiment), experiment)
-        return verdict if verdict.poison or verdict.hint else named_causes.with_rounding_named(verdict, experiment)
+        if not (verdict.poison or verdict.hint):
+            verdict = named_causes.with_rounding_named(verdict, experiment)
+        return named_paths.with_paths_named(verdict, experiment)
 
     def explain(self, experiment: Experiment, relation: str | None) -> Explanation:
         """Return which key, row, head or factor the kernel gets wrong."""
