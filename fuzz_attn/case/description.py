@@ -228,6 +228,6 @@ def _launch(case: AttentionCase) -> str:
     words += [f"tiles of {counted(launch.tile_size, 'key')}"] * bool(launch.tile_size)
     words += [f"num_warps={launch.num_warps}"] * bool(launch.num_warps)
     words += [f"num_stages={launch.num_stages}"] * bool(launch.num_stages)
-    words += [f"configuration {launch.configuration}"] * bool(launch.configuration)
+    words += [f"configuration {launch.configuration} of the autotuner"] * bool(launch.configuration)
     words += [in_words(launch.arguments)] * bool(launch.arguments)
     return ", ".join(words)
