@@ -1,7 +1,7 @@
-"""Paged decodes on a kernel with twelve configurations: right in all of them, or wrong in two, in different ways.
+"""Paged decodes on a kernel with twelve configurations: right in all of them, or wrong in some.
 
-They are written from the definition of attention. `broken_decode` forgets the last keys in one configuration, and to
-rescale its denominator in another.
+They are written from the definition of attention. `broken_decode` forgets the last key in one configuration, and to
+rescale its denominator in another. Others forget the last key in three, in the second or in all of them.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -59,7 +59,10 @@ def decode_kernel(
     query = tl.load(query_ptr + query_offsets, mask=inside, other=0.0).to(tl.float32)  # [PADDED_HEAD_SIZE]
 
     end = seq_len
-    if BROKEN and TILE == 64 and TILES_AT_ONCE == 2:
+    in_one: tl.constexpr = BROKEN == "in two ways" and TILE == 64 and TILES_AT_ONCE == 2
+    in_three: tl.constexpr = BROKEN == "in three" and TILE == 32
+    in_second: tl.constexpr = BROKEN == "in the second" and TILE == 16 and TILES_AT_ONCE == 2
+    if in_one or in_three or in_second or BROKEN == "in all":
         end = tl.maximum(seq_len - 1, 1)  # one key too few
     maximum = float("-inf")
     denominator = 0.0
@@ -82,7 +85,7 @@ def decode_kernel(
             new_maximum = tl.maximum(maximum, tl.max(scores, axis=0))
             rescale = tl.exp(maximum - new_maximum)
             weights = tl.exp(scores - new_maximum)
-            if BROKEN and TILE == 16 and TILES_AT_ONCE == 3:
+            if BROKEN == "in two ways" and TILE == 16 and TILES_AT_ONCE == 3:
                 denominator = denominator + tl.sum(weights, axis=0)  # relative to an older maximum
             else:
                 denominator = denominator * rescale + tl.sum(weights, axis=0)
@@ -119,9 +122,24 @@ def _decode(query, output, key_cache, value_cache, block_table, seq_lens, softma
 
 def decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale):
     """Write the attention of each sequence's new token into `output`, right in all configurations."""
-    _decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale, broken=False)
+    _decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale, broken="nowhere")
 
 
 def broken_decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale):
-    """Do the same, wrong in two configurations."""
-    _decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale, broken=True)
+    """Do the same, wrong in two configurations in different ways."""
+    _decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale, broken="in two ways")
+
+
+def broken_in_three(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale):
+    """Do the same, wrong in three configurations in the same way."""
+    _decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale, broken="in three")
+
+
+def second_broken(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale):
+    """Do the same, wrong in the second configuration."""
+    _decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale, broken="in the second")
+
+
+def always_broken(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale):
+    """Do the same, wrong in all configurations."""
+    _decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale, broken="in all")
