@@ -29,7 +29,7 @@ OutputForm: TypeAlias = Literal["in_place", "returned"]
 DTypeOfTensor: TypeAlias = Literal[
     "float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "query", "output"
 ]
-Limit: TypeAlias = bool | tuple[int | str | tuple[str, ...], ...] | dict[str, bool | str]
+Limit: TypeAlias = bool | int | tuple[int | str | tuple[str, ...], ...] | dict[str, bool | str]
 """The value of one field of a domain."""
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=2**31)] | str
 
