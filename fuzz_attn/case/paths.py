@@ -12,6 +12,8 @@ from fuzz_attn.case.parts import MOST_ARGUMENTS, Argument
 
 CONFIGURATION: Final = "configuration "
 """How the trait of another configuration than the first one begins."""
+FIRST_CONFIGURATION: Final = f"{CONFIGURATION}0"
+"""What a failure needs that only the first configuration shows; that is no trait of a case, which has it by default."""
 ARGUMENT: Final = "argument "
 """How the trait of an optional argument begins."""
 
@@ -29,6 +31,12 @@ def argument_words(case: CaseFields) -> tuple[str, ...]:
 def needs_paths(trigger: Iterable[str]) -> bool:
     """Return whether a failure needs another configuration or an optional argument."""
     return any(trait.startswith((CONFIGURATION, ARGUMENT)) for trait in trigger)
+
+
+def with_first_configuration(trigger: tuple[str, ...], configurations: Iterable[int]) -> tuple[str, ...]:
+    """Return a trigger that also names the first configuration, if that is one of those that are wrong."""
+    known = 0 not in configurations or any(trait.startswith(CONFIGURATION) for trait in trigger)
+    return trigger if known else (*trigger, FIRST_CONFIGURATION)
 
 
 def of_any_configuration(traits: frozenset[str], configurations: Iterable[int]) -> frozenset[str]:

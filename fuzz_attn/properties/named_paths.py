@@ -81,7 +81,7 @@ def _of_configurations(experiment: Experiment, own: Verdict) -> NamedPaths:
     words = [f"wrong with {_listed([*by_outcome['same'].values()])}", f"right with {right}"]
     if by_outcome["other"]:
         words.append(f"wrong in another way with {_listed([*by_outcome['other'].values()])}")
-    return NamedPaths("; ".join(words), same if len(same) > 1 else ())
+    return NamedPaths("; ".join(words), same)
 
 
 def _others(count: int) -> str:

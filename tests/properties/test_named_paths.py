@@ -60,7 +60,7 @@ def test_a_failure_names_the_configuration_that_it_needs(judge: Judge) -> None:
     short = AttentionCase((Sequence(1, 1),), family="paged", softmax_scale=0.25)
     verdict = judge("autotuned.py:broken_decode", Order(with_configuration(short, 7), explain=True)).verdict
     assert verdict.only_with == "wrong with TILE=64, TILES_AT_ONCE=2, num_warps=4; right with the 11 others"
-    assert verdict.configurations == ()
+    assert verdict.configurations == (7,)
 
 
 def test_a_failure_of_another_configuration_is_another_way_to_be_wrong(judge: Judge) -> None:

@@ -62,7 +62,8 @@ def decode_kernel(
     in_one: tl.constexpr = BROKEN == "in two ways" and TILE == 64 and TILES_AT_ONCE == 2
     in_three: tl.constexpr = BROKEN == "in three" and TILE == 32
     in_second: tl.constexpr = BROKEN == "in the second" and TILE == 16 and TILES_AT_ONCE == 2
-    if in_one or in_three or in_second or BROKEN == "in all":
+    in_first: tl.constexpr = BROKEN == "in the first" and TILE == 16 and TILES_AT_ONCE == 1
+    if in_one or in_three or in_second or in_first or BROKEN == "in all":
         end = tl.maximum(seq_len - 1, 1)  # one key too few
     maximum = float("-inf")
     denominator = 0.0
@@ -85,7 +86,7 @@ def decode_kernel(
             new_maximum = tl.maximum(maximum, tl.max(scores, axis=0))
             rescale = tl.exp(maximum - new_maximum)
             weights = tl.exp(scores - new_maximum)
-            if BROKEN == "in two ways" and TILE == 16 and TILES_AT_ONCE == 3:
+            if (BROKEN == "in two ways" or BROKEN == "in the first") and TILE == 16 and TILES_AT_ONCE == 3:
                 denominator = denominator + tl.sum(weights, axis=0)  # relative to an older maximum
             else:
                 denominator = denominator * rescale + tl.sum(weights, axis=0)
@@ -133,6 +134,11 @@ def broken_decode(query, output, key_cache, value_cache, block_table, seq_lens, 
 def broken_in_three(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale):
     """Do the same, wrong in three configurations in the same way."""
     _decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale, broken="in three")
+
+
+def first_broken(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale):
+    """Do the same, wrong in the first configuration and, in another way, in a later one."""
+    _decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale, broken="in the first")
 
 
 def second_broken(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale):

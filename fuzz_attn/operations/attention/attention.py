@@ -27,7 +27,7 @@ from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence as Tokens
-from fuzz_attn.case.paths import in_words
+from fuzz_attn.case.paths import FIRST_CONFIGURATION, in_words
 from fuzz_attn.case.plain import counted
 from fuzz_attn.case.serving import looks_like_serving
 from fuzz_attn.operations.operation import (
@@ -84,6 +84,11 @@ class Attention(Operation):
     def all_features_of(self, case: AttentionCase) -> frozenset[str]:
         """Return the names of all features of the case."""
         return frozenset(all_features_of(case))
+
+    def traits_of(self, case: AttentionCase, relation: str | None = None) -> frozenset[str]:
+        """Return the traits of a case and of the second launch of its relation, the first configuration among them."""
+        found = super().traits_of(case, relation)
+        return found if case.launch.configuration else found | {FIRST_CONFIGURATION}
 
     def launch_path(self, case: AttentionCase) -> str:
         """Return the launch path that a case asks for."""

@@ -12,6 +12,7 @@ import pytest
 from fuzz_attn.backends.configurations import KernelConfigurations, covered, merged
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import LaunchHints, Sequence
+from fuzz_attn.case.paths import with_first_configuration
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures, is_same
 from fuzz_attn.engine.listeners.results import FoundFailure, Results
@@ -45,9 +46,8 @@ def test_two_configurations_that_are_wrong_in_different_ways_are_two_rows(campai
     statistics = results.statistics
     assert covered(statistics.configurations) == "12 of 12"
     assert "configurations  12 of 12" in text_of(render(statistics)).replace("   ", "  ")
-    assert json_numbers(statistics)["configurations"] == [
-        {"kernel": "decode_kernel", "left": [*range(12)], "launched": [*range(12)]}
-    ]
+    (kernel,) = json_numbers(statistics)["configurations"]
+    assert kernel == {"kernel": "decode_kernel", "left": (*range(12),), "launched": (*range(12),)}
 
 
 def test_an_argument_that_no_role_names_is_one_row_and_replayed(campaign: Run) -> None:
@@ -99,6 +99,20 @@ def test_a_case_of_a_configuration_that_is_wrong_alike_is_known() -> None:
     wrong = Verdict("oracle", "mismatch")
     orders = {number: Order(replace(CASE, launch=LaunchHints(configuration=number))) for number in (0, 3, 5, 7)}
     assert [number for number, order in orders.items() if failures.matching(order, wrong)] == [3, 7]
+
+
+def test_a_failure_of_the_first_configuration_is_not_one_of_another() -> None:
+    failures = KnownFailures()
+    first = known(0, 0)
+    assert first.trigger is not None
+    assert with_first_configuration((), (0, 3)) == tuple(first.trigger) == ("configuration 0",)
+    assert with_first_configuration(("configuration 3",), (0, 3)) == ("configuration 3",)
+    assert with_first_configuration(("soft cap",), ()) == ("soft cap",)
+    failures.add(first)
+    wrong = Verdict("oracle", "mismatch")
+    orders = {number: Order(replace(CASE, launch=LaunchHints(configuration=number))) for number in (0, 3)}
+    assert [number for number, order in orders.items() if failures.matching(order, wrong)] == [0]
+    assert not is_same(first, known(3, 3))
 
 
 def test_covered_configurations_of_shards_and_kernels_are_counted_together() -> None:
