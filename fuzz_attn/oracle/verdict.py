@@ -118,7 +118,7 @@ class Verdict(Plain, frozen=True):
     ``weights`` show it, where attention weights could be read.
     ``output`` names the output that is wrong if the case has several.
     ``only_with`` says in words with which configurations and optional arguments it is wrong and with which right;
-    the ``configurations`` are those that are wrong in the same way, where others are right.
+    the ``configurations`` are those that are wrong in the same way, its own first, where others are right.
     """
 
     property_name: str

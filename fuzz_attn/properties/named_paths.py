@@ -76,7 +76,7 @@ def _of_configurations(experiment: Experiment, own: Verdict) -> NamedPaths:
             by_outcome[_outcome(launched, experiment, own)][other] = configuration_of(launched.first)
     if not by_outcome["right"]:
         return NamedPaths()
-    same = tuple(by_outcome["same"])
+    same = tuple(sorted(by_outcome["same"], key=lambda other: other != number % count))
     right = _others(len(by_outcome["right"]))
     words = [f"wrong with {_listed([*by_outcome['same'].values()])}", f"right with {right}"]
     if by_outcome["other"]:

@@ -59,10 +59,12 @@ def decode_kernel(
     query = tl.load(query_ptr + query_offsets, mask=inside, other=0.0).to(tl.float32)  # [PADDED_HEAD_SIZE]
 
     end = seq_len
-    in_one: tl.constexpr = BROKEN == "in two ways" and TILE == 64 and TILES_AT_ONCE == 2
+    in_two_ways: tl.constexpr = BROKEN == "in two ways"
+    first_too: tl.constexpr = BROKEN == "in the first"
+    in_one: tl.constexpr = in_two_ways and TILE == 64 and TILES_AT_ONCE == 2
     in_three: tl.constexpr = BROKEN == "in three" and TILE == 32
     in_second: tl.constexpr = BROKEN == "in the second" and TILE == 16 and TILES_AT_ONCE == 2
-    in_first: tl.constexpr = BROKEN == "in the first" and TILE == 16 and TILES_AT_ONCE == 1
+    in_first: tl.constexpr = first_too and TILE == 16 and TILES_AT_ONCE == 1
     if in_one or in_three or in_second or in_first or BROKEN == "in all":
         end = tl.maximum(seq_len - 1, 1)  # one key too few
     maximum = float("-inf")
@@ -86,7 +88,7 @@ def decode_kernel(
             new_maximum = tl.maximum(maximum, tl.max(scores, axis=0))
             rescale = tl.exp(maximum - new_maximum)
             weights = tl.exp(scores - new_maximum)
-            if (BROKEN == "in two ways" or BROKEN == "in the first") and TILE == 16 and TILES_AT_ONCE == 3:
+            if (in_two_ways or first_too) and TILE == 16 and TILES_AT_ONCE == 3:
                 denominator = denominator + tl.sum(weights, axis=0)  # relative to an older maximum
             else:
                 denominator = denominator * rescale + tl.sum(weights, axis=0)

@@ -27,7 +27,7 @@ import msgspec
 
 from fuzz_attn.case.aspect_table import ANY_RELATION, named
 from fuzz_attn.case.aspects import Aspect
-from fuzz_attn.case.paths import needs_paths, with_first_configuration
+from fuzz_attn.case.paths import needs_paths, with_configuration
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
@@ -545,7 +545,7 @@ def name_cause(failure: KnownFailure, launches: Launches) -> None:
         verdict = found.verdict
         if has_paths or not has_cause(verdict):
             verdict = explained(ask, order_of(found), verdict)
-            trigger = with_first_configuration(found.trigger, verdict.configurations)
+            trigger = with_configuration(found.trigger, verdict.configurations)
             failure.found = found = msgspec.structs.replace(found, verdict=verdict, trigger=trigger)
             failure.trigger = trigger_in(found)
         if of_output or has_cause(verdict):

@@ -12,7 +12,7 @@ import pytest
 from fuzz_attn.backends.configurations import KernelConfigurations, covered, merged
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import LaunchHints, Sequence
-from fuzz_attn.case.paths import with_first_configuration
+from fuzz_attn.case.paths import with_configuration
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures, is_same
 from fuzz_attn.engine.listeners.results import FoundFailure, Results
@@ -105,9 +105,10 @@ def test_a_failure_of_the_first_configuration_is_not_one_of_another() -> None:
     failures = KnownFailures()
     first = known(0, 0)
     assert first.trigger is not None
-    assert with_first_configuration((), (0, 3)) == tuple(first.trigger) == ("configuration 0",)
-    assert with_first_configuration(("configuration 3",), (0, 3)) == ("configuration 3",)
-    assert with_first_configuration(("soft cap",), ()) == ("soft cap",)
+    assert with_configuration((), (0, 3)) == tuple(first.trigger) == ("configuration 0",)
+    assert with_configuration(("configuration 3",), (0, 3)) == ("configuration 3",)
+    assert with_configuration(("soft cap",), (5,)) == ("soft cap", "configuration 5")
+    assert with_configuration(("soft cap",), ()) == ("soft cap",)
     failures.add(first)
     wrong = Verdict("oracle", "mismatch")
     orders = {number: Order(replace(CASE, launch=LaunchHints(configuration=number))) for number in (0, 3)}
