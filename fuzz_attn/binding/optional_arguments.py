@@ -20,6 +20,12 @@ def unexercised(signature: Signature, binding: Binding) -> dict[str, Any]:
     return {name: default for name, default in signature.defaults.items() if name not in bound}
 
 
+def default_in_words(name: str, default: object) -> str:
+    """Return an argument with its default, if that is a plain value: ``chunk=-1``."""
+    plain = default is None or isinstance(default, bool | int | float | str)
+    return f"{name}={default!r}" if plain else name
+
+
 def other_values(name: str, signature: Signature) -> tuple[PathValue, ...]:
     """Return the other values of an optional argument, where its default or its annotation tells all of them.
 

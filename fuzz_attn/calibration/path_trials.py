@@ -16,7 +16,7 @@ from msgspec.structs import replace as changed
 
 from fuzz_attn.backends.backend import Backend
 from fuzz_attn.binding.binding import Binding, PathValue
-from fuzz_attn.binding.optional_arguments import arguments_of, other_values, unexercised
+from fuzz_attn.binding.optional_arguments import arguments_of, default_in_words, other_values, unexercised
 from fuzz_attn.calibration.easy_cases import case_of, sizes
 from fuzz_attn.case.aspects import FEATURES, Feature, all_features_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
@@ -64,7 +64,7 @@ def with_paths_tried(target: Target, backend: Backend, *, stated: bool) -> Targe
         if same:
             paths[name] = tuple(same)
         elif not any(each.startswith(f"{name}=") for each in words):
-            words.append(in_words([(name, default)]) if _is_plain(default) else name)
+            words.append(default_in_words(name, default))
     return _with_paths(target, paths, tuple(words))
 
 
@@ -76,10 +76,6 @@ def _with_paths(target: Target, paths: dict[str, tuple[PathValue, ...]], words: 
     found = dataclasses.replace(target, binding=binding, unexercised=words)
     domain = changed(target.domain, arguments=arguments_of(target.signature, found.match.binding))
     return dataclasses.replace(found, domain=domain)
-
-
-def _is_plain(default: object) -> bool:
-    return default is None or isinstance(default, bool | int | float | str)
 
 
 class _Trials:
