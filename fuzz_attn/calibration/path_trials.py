@@ -48,24 +48,20 @@ def with_paths_tried(target: Target, backend: Backend, *, stated: bool) -> Targe
     open_ = unexercised(target.signature, target.match.binding)
     if not open_:
         return target
-    candidates = {name: other_values(name, target.signature) for name in open_}
     trials = _Trials(target, backend)
     paths: dict[str, tuple[PathValue, ...]] = {}
-    words = []
+    untried, tried = [], []
     for name, default in open_.items():
-        values = () if stated else candidates[name]
-        same = []
-        for value in values if len(paths) < MOST_ARGUMENTS else ():
-            outcome, why = trials.outcome(name, value)
-            if outcome == "same":
-                same.append(value)
-            elif outcome is not None:
-                words.append(f"{in_words([(name, value)])}{why}")
+        values = () if stated or len(paths) == MOST_ARGUMENTS else other_values(name, target.signature)
+        outcomes = {value: trials.outcome(name, value) for value in values}
+        same = tuple(value for value, (outcome, _) in outcomes.items() if outcome == "same")
+        others = [f"{in_words([(name, value)])}{why}" for value, (_, why) in outcomes.items() if why]
         if same:
-            paths[name] = tuple(same)
-        elif not any(each.startswith(f"{name}=") for each in words):
-            words.append(default_in_words(name, default))
-    return _with_paths(target, paths, tuple(words))
+            paths[name] = same
+        elif not others:
+            untried.append(default_in_words(name, default))
+        tried += others
+    return _with_paths(target, paths, (*([", ".join(untried)] if untried else []), *tried))
 
 
 def _with_paths(target: Target, paths: dict[str, tuple[PathValue, ...]], words: tuple[str, ...]) -> Target:

@@ -276,7 +276,8 @@ def calibrated(operation: Operation, easy: Easy, target: Target, backend: Backen
     """
     settled, notes = _settled(operation, easy, target, backend)
     unused = unexercised(settled.signature, settled.match.binding)
-    return dataclasses.replace(settled, unexercised=tuple(starmap(default_in_words, unused.items()))), notes
+    words = ", ".join(starmap(default_in_words, unused.items()))
+    return dataclasses.replace(settled, unexercised=(words,) if words else ()), notes
 
 
 def _settled(operation: Operation, easy: Easy, target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:

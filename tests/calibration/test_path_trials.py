@@ -29,7 +29,7 @@ def test_values_that_change_nothing_are_drawn_and_the_others_are_listed() -> Non
     ready = ready_of("decode")
     assert isinstance(ready.domain, Domain)
     assert ready.domain.arguments == (("wide_loads", (True,)), ("order", ("backward",)))
-    changes, unknown, refused = ready.unexercised
+    unknown, changes, refused = ready.unexercised
     assert changes == "absolute=True changes the result: a convention or feature that no role names"
     assert unknown == "chunk=-1"
     assert refused.startswith("use_unknown=True is refused: raised ValueError: use_unknown needs another GPU at ")
@@ -42,7 +42,7 @@ def test_bind_lists_paths_and_what_is_not_exercised(capsys: pytest.CaptureFixtur
     assert ["order", "a path, also 'backward'", "the same result on easy cases"] in lines
     assert ["chunk", "left at its default"] in lines
     assert ["optional arguments", "wide_loads=True, order='backward'"] in lines
-    assert ["chunk=-1"] in lines
+    assert ["not exercised", "chunk=-1"] in lines
 
 
 def test_a_whole_binding_states_its_paths_and_nothing_is_tried() -> None:
@@ -53,7 +53,7 @@ def test_a_whole_binding_states_its_paths_and_nothing_is_tried() -> None:
     ready = ready_of("decode", whole)
     assert isinstance(ready.domain, Domain)
     assert ready.domain.arguments == (("wide_loads", (True,)), ("order", ("backward",)))
-    assert ready.unexercised == ("absolute=False", "chunk=-1", "use_unknown=False")
+    assert ready.unexercised == ("absolute=False, chunk=-1, use_unknown=False",)
 
 
 def test_a_user_states_paths_in_a_file_also_those_that_change_the_result(tmp_path: Path) -> None:
