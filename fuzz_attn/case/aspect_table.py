@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from fuzz_attn.case.aspects import Aspect
+from fuzz_attn.case.aspects import KINDS, NUANCES, ODDITIES, Aspect
 
 
 def named(relation: str) -> str:
@@ -55,3 +54,7 @@ class AspectTable:
     def core(self, trigger: Iterable[str]) -> frozenset[str]:
         """Return a trigger without what depends on where shrinking ended: nuances, and the levels of sizes."""
         return frozenset(self._size_of.get(trait, trait) for trait in trigger if trait not in self._nuances)
+
+
+TABLE: Final = AspectTable(ODDITIES, KINDS, NUANCES)
+"""All aspects of attention."""

@@ -18,7 +18,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 import msgspec
 
 from fuzz_attn.case import changes, paths
-from fuzz_attn.case.aspect_table import AspectTable
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.changes import C, Change, replace, replace_layout, with_field, with_fields, with_head_size
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
@@ -481,8 +480,8 @@ ODDITIES: Final = (
     _size("tile size", "launch.tile_size", tried=(16, 32), refused=True, key="tile_size"),
     _size("another configuration", "launch.configuration", refused="configuration", key="configuration",
           named=paths.configuration_words),
-    _fields("other optional arguments", "launch.arguments", smaller=paths.WITHOUT_EACH, refused="arguments",
-            key="arguments", named=paths.argument_words),
+    Aspect("other optional arguments", attrgetter("launch.arguments"), paths.with_arguments, (), refused="arguments",
+           smaller=paths.WITHOUT_EACH, key="arguments", named=paths.argument_words),
     _fields("pages in a random order", "pages.permuted"),
     _fields("shared pages", "pages.shared_prefix", tried=(1,)),
     _fields("repeated pages", "pages.repeated"),
@@ -652,7 +651,3 @@ def without_feature(case: C, name: Feature) -> C:
 def with_feature(case: C, name: Feature) -> C:
     """Return the case with the simplest form of a feature, which must have one that is the same for every target."""
     return cast("C", FEATURES[name].changed(case, True))
-
-
-TABLE: Final = AspectTable(ODDITIES, KINDS, NUANCES)
-"""All aspects of attention."""

@@ -53,10 +53,15 @@ def in_words(arguments: Iterable[Argument]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments)
 
 
+def with_arguments(case: CaseFields, arguments: tuple[Argument, ...]) -> CaseFields:
+    """Return the case with other optional arguments."""
+    return with_field(case, path="launch.arguments", value=arguments)
+
+
 def _without(case: CaseFields, place: int) -> CaseFields:
     """Return the case without one of its optional arguments."""
     arguments = case.launch.arguments
-    return with_field(case, path="launch.arguments", value=arguments[:place] + arguments[place + 1 :])
+    return with_arguments(case, arguments[:place] + arguments[place + 1 :])
 
 
 WITHOUT_EACH: Final[tuple[Change, ...]] = tuple(partial(_without, place=place) for place in range(MOST_ARGUMENTS))

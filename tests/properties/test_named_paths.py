@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.case.aspects import TABLE
+from fuzz_attn.case.aspect_table import TABLE
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.parts import LaunchHints, PageLayout, Sequence

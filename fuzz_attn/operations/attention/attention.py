@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import msgspec
 
 from fuzz_attn.case import changes
+from fuzz_attn.case.aspect_table import TABLE
 from fuzz_attn.case.aspects import (
     FEATURES,
     FEATURES_OF,
     FP8_OUTPUT,
     POISONS,
     SIMPLEST_SIZE,
-    TABLE,
     Aspect,
     all_features_of,
     features_of,
