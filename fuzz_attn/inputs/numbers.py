@@ -34,7 +34,7 @@ def equal_heads(case: AttentionCase) -> np.typing.NDArray[np.bool_]:
     return chosen & case.equal_heads
 
 
-_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _NEAR_UNIFORM, _HEAVY, _PAIRS = 11, 12, 13, 14, 15, 16, 17, 18
+_QUERIES, _KEYS, _VALUES, _NEEDLES, _OUTLIERS, _NEAR_UNIFORM, _HEAVY, _PAIRS, _ALONE = range(11, 20)
 
 LIMIT = np.float32(4096.0)
 """No number made here is larger, so products and scaled fp8 values stay finite in float16."""
@@ -105,7 +105,7 @@ def _numbers_of(key: _Key) -> Numbers:
     for array in (queries, keys, values):
         np.clip(array, -LIMIT, LIMIT, out=array)
     if FAMILIES[case.family].cache.is_latent:
-        values = _latent(keys, values, case)
+        values = _latent(queries, keys, values, case)
     numbers = Numbers(queries, keys, values)
     for override in case.overrides:
         _apply(override, case, numbers)
@@ -118,13 +118,27 @@ _SHAPELESS: Final = (recipes.NormalScores, recipes.UniformScores)
 """Recipes of scores that say nothing of single keys."""
 
 
-def _latent(keys: Floats, values: Floats, case: AttentionCase) -> Floats:
+_ALIKE: Final = (recipes.LevelScores, recipes.HeavyScores)
+"""Recipes of scores whose keys are all alike, or nearly: as values they would hide each other."""
+
+
+def _latent(queries: Floats, keys: Floats, values: Floats, case: AttentionCase) -> Floats:
     """Return the first elements of the keys as values, a view of the keys.
 
     They are what the recipe of values says, or what that of scores does where it shapes the scores of single keys.
+    Where that makes all values alike, the elements behind the value shape the scores alone, or the last one of all:
+    with equal heads, and else in three of four cases.
     """
-    found = keys[..., : values.shape[-1]]
-    if case.equal_heads or isinstance(case.scores, _SHAPELESS):
+    size, head_size = values.shape[-1], keys.shape[-1]
+    found = keys[..., :size]
+    if isinstance(case.scores, _ALIKE) and head_size > 1:
+        if case.equal_heads or Stream(case.seed, _ALONE).below(4, 1)[0]:
+            first = min(size, head_size - 1)
+            queries[..., :first] = 0.0
+            queries[..., first:] *= np.float32(head_size / (head_size - first))
+            np.clip(queries, -LIMIT, LIMIT, out=queries)
+            found[..., :first] = values[..., :first]
+    elif case.equal_heads or isinstance(case.scores, _SHAPELESS):
         found[...] = values
     return found
 

@@ -43,6 +43,9 @@ BEYOND: Final = 20.0
 MAX_DEVIATIONS: Final = 2**17
 """Elements of the temporary ``[rows, keys, head_size]`` of :func:`deviation`: 1 MiB, which fits a core's cache."""
 
+MOST_SPLITS: Final = 256.0
+"""So many segments may have fewer keys than a tile: some kernels cut every sequence into a fixed number of them."""
+
 NEGLIGIBLE_DRIFT: Final = 1 / 64
 """Share of P's own rounding below which coarser bounds on the effect of logit errors and on sums are good enough."""
 
@@ -182,7 +185,7 @@ def value_term(
     unit = accumulation_unit(probability_dtype(tensors, model), tensors, model)
     summed = sum_units(logits.terms, tensors, model)
     flushed = (logits.rescales + 2.0).mul_(roundings.lost_exponential(tensors, model))
-    exact = _exact_sums(logits, block, flushed, unit, tensors, model)
+    exact = _exact_sums(weights, logits, block, flushed, unit, tensors, model)
     if exact is not None and every(exact[0]):
         moved = exact[1]
     else:
@@ -192,6 +195,7 @@ def value_term(
 
 
 def _exact_sums(
+    weights: Weights,
     logits: Logits,
     block: RowBlock,
     flushed: torch.Tensor,
@@ -199,11 +203,18 @@ def _exact_sums(
     tensors: AttentionTensors,
     model: RoundingModel,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return which sums are exact, and what flushed exponentials change of these; None if no row's weights are."""
+    """Return which sums are exact, and what flushed exponentials change of these; None if no row's weights are.
+
+    Where segments are merged by their logarithms, the sums of each segment are exact, and what a merge loses is added.
+    """
     if logits.equal_rows is None or not counts_exactly(tensors, model):
         return None
     total = block.visible[:, None].double() @ block.value_sizes
-    return logits.equal_rows & exact_columns(block, total, unit)[:, :, :, None], flushed * total[:, :, :, None]
+    exact, lost = logits.equal_rows & exact_columns(block, total, unit)[:, :, :, None], flushed * total[:, :, :, None]
+    if model.merges_logarithms:
+        sizes = _summed(_largest_weights(weights, logits), block)
+        lost = lost + sizes * sum_units(merging_terms(logits, model), tensors, model)
+    return exact, lost
 
 
 def _rounded_sums(
@@ -244,9 +255,7 @@ def _changed_terms(
 
     ``rest`` is the relative error of each term, without the cast of P and without ``flushed``.
     """
-    largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
-    if logits.significant is not None:
-        largest.masked_fill_(~logits.significant, 0.0)
+    largest = _largest_weights(weights, logits)
     units = rest + probability_unit(tensors, model) * (1 + rest)
     if logits.equal_rows is not None:
         units = torch.where(logits.equal_rows, rest, units)
@@ -260,6 +269,24 @@ def _changed_terms(
     if small is not None:
         moved += _summed(small.add_(flushed).masked_fill_(block.hidden, 0.0), block)
     return sizes, moved
+
+
+def _largest_weights(weights: Weights, logits: Logits) -> torch.Tensor:
+    """Return the largest weight that each key may have; 0 where it is not significant."""
+    largest = (weights.exact + weights.drift_by_key).mul_(weights.renormalised).clamp_max_(1.0)
+    return largest if logits.significant is None else largest.masked_fill_(~logits.significant, 0.0)
+
+
+def merging_terms(logits: Logits, model: RoundingModel) -> torch.Tensor:
+    """Return how many roundings a merge of segments adds to each of their sums, ``[..., 1]``.
+
+    Each segment is added once, after at most one product with the exponential of a new maximum. A segment has a tile of
+    keys or more; :data:`MOST_SPLITS` of them may have fewer.
+    """
+    most = logits.rescales.clamp_min(MOST_SPLITS)
+    if model.most_segments:
+        most = most.clamp_max(model.most_segments)
+    return torch.minimum(logits.terms - logits.rescales, most) * 2.0
 
 
 def _lost_by_small_weights(
@@ -402,15 +429,21 @@ def normaliser_units(tensors: AttentionTensors, logits: Logits, model: RoundingM
 
     It covers the sum of the denominator in any order with its rescalings and the sink, the division by it (4 units if
     approximate, or a reciprocal and a product), v's scale, and the product with the reciprocal of the output's scale.
-    Where all weights are 0 or 1 the denominator is exact.
+    Where all weights are 0 or 1 the denominator is exact, or only those of segments are.
     """
-    terms = logits.terms
-    if logits.equal_rows is not None:
-        terms = terms.expand_as(logits.equal_rows).masked_fill(logits.equal_rows, 0.0)
+    terms = denominator_terms(logits, model)
     scaling = 4 + is_fp8_dtype(tensors.query.dtype) + 2 * is_fp8_dtype(tensors.output.dtype)
     units = gamma(terms + (1 + scaling), UNIT)
     cast = probability_unit(tensors, model)
     return roundings.denominator_units(units, logits.terms, logits.rescales, cast, tensors, model)
+
+
+def denominator_terms(logits: Logits, model: RoundingModel) -> torch.Tensor:
+    """Return how many roundings the sum of a row's denominator has, ``[..., 1]``, or of one shape with such rows."""
+    if logits.equal_rows is None:
+        return logits.terms
+    merged = merging_terms(logits, model) if model.merges_logarithms else torch.zeros_like(logits.terms)
+    return torch.where(logits.equal_rows, merged, logits.terms)
 
 
 def stored_bound(expected: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,6 +11,8 @@ Nothing here depends on how a case was made, only on its numbers.
   below ``2 unit`` times that operand. If all values that a row sees are multiples of a grid at least ``2 unit`` times
   the sum of their magnitudes, nothing is dropped, in any order. Partial sums stay exact when they are scaled by a power
   of two.
+- Where segments are merged by their logarithms, all of this holds within each segment with a key of weight 1. What the
+  merge rounds is no more than a factor of each of its sums.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from fuzz_attn.inputs.tensor_types import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import roundings
 from fuzz_attn.oracle.conditions import has_zero, maximum_of, some
-from fuzz_attn.oracle.exactness import rows_of_equal_weights, significant_keys
+from fuzz_attn.oracle.exactness import NEGLIGIBLE, rows_of_equal_weights, significant_keys
 from fuzz_attn.oracle.rounding_model import EXP_UNITS, RoundingModel
 from fuzz_attn.oracle.roundings import OVERFLOW, SCORE_ROUNDINGS, UNDERFLOW, UNIT, Rounding, grown, unit_roundoff
 from fuzz_attn.oracle.row_blocks import RowBlock
@@ -103,7 +103,7 @@ def logits_of(block: RowBlock, tensors: AttentionTensors, model: RoundingModel) 
     if not model.normalises_last or roundings.rounds_on_the_way(model) or not some(top == 0.0):
         return logits
     zero = (products == 0.0) if biases is None else (products + biases == 0.0)
-    return _with_equal_rows(logits, zero, ~block.hidden, tanh_shift(tensors.softcap, model))
+    return _with_equal_rows(logits, zero, ~block.hidden, tanh_shift(tensors.softcap, model), model)
 
 
 def anchored(logits: Logits) -> Logits:
@@ -304,18 +304,50 @@ def _with_significant_keys(logits: Logits, exponent: torch.Tensor, rise: torch.T
     )
 
 
-def _with_equal_rows(logits: Logits, zero: torch.Tensor, visible: torch.Tensor, shift: float) -> Logits:
-    """Return the logits without errors in the rows whose weights are exactly 0 or 1."""
+def _with_equal_rows(
+    logits: Logits, zero: torch.Tensor, visible: torch.Tensor, shift: float, model: RoundingModel
+) -> Logits:
+    """Return the logits without errors in the rows whose weights are exactly 0 or 1.
+
+    Where segments are merged by their logarithms, the weights are so within each segment, and the errors remain: those
+    of logarithms are among them. A segment of negligible keys has weights of its own. It must have none in the merge,
+    which counts its keys: so they have to be twice as far below.
+    """
     significant = visible if logits.significant is None else logits.significant
+    if model.merges_logarithms:
+        significant = ~(logits.exact + logits.error < logits.top - 2 * NEGLIGIBLE)
     rows = rows_of_equal_weights(zero, significant, logits.sink, logits.top, shift)
     if rows is None:
         return logits
+    if model.merges_logarithms:
+        return _with_merges_only(replace(logits, equal_rows=rows), rows, model)
     return replace(
         logits,
         error=logits.error.masked_fill(rows, 0.0),
         sink_error=logits.sink_error.masked_fill(rows, 0.0),
         cancelling=logits.cancelling.expand_as(rows).masked_fill(rows, 0.0),
         equal_rows=rows,
+    )
+
+
+def _with_merges_only(logits: Logits, rows: torch.Tensor, model: RoundingModel) -> Logits:
+    """Return the logits with only those rescalings counted in some rows that may come from a merge of segments.
+
+    Within a segment of such a row all rescalings are by 1 or 0, which rounds nothing.
+    """
+    if not model.most_segments:
+        return logits
+    merges = logits.rescales.clamp_max(model.most_segments)
+    saved = (logits.rescales - merges) * rows
+    lost = saved * roundings.lost_by_one(model.exp_units * UNIT)
+    rescales = logits.rescales - saved
+    return replace(
+        logits,
+        error=logits.error - lost,
+        sink_error=logits.sink_error - lost,
+        rescales=rescales,
+        terms=logits.terms - saved,
+        cancelling=cancelling_error(rescales, model.exp_units),
     )
 
 

@@ -30,6 +30,7 @@ from fuzz_attn.oracle.conditions import maximum_of
 from fuzz_attn.oracle.error_bound import (
     MAX_DRIFT,
     Weights,
+    denominator_terms,
     logit_term,
     normaliser_units,
     probability_unit,
@@ -274,9 +275,7 @@ def _joined(keys: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
 
 def _sum_units(logits: Logits, tensors: AttentionTensors, model: RoundingModel) -> torch.Tensor:
     """Return the relative error of the sum, in any order, with its rescalings and the sink: below 1, ``[..., 1]``."""
-    terms = logits.terms.expand(*logits.exact.shape[:-1], 1)
-    if logits.equal_rows is not None:
-        terms = terms.masked_fill(logits.equal_rows, 0.0)
+    terms = denominator_terms(logits, model).expand(*logits.exact.shape[:-1], 1)
     units, cast = gamma(terms + 1.0, UNIT), probability_unit(tensors, model)
     found = roundings.denominator_units(units, logits.terms, logits.rescales, cast, tensors, model)
     return found.clamp_max(1.0)

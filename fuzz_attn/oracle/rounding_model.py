@@ -58,8 +58,10 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     - ``tile_size``: the smallest number of keys between two rescalings of the accumulator.
     - ``normalises_last``: True if the target divides by the denominator once, after all sums. Then logits of exactly 0
       have weights of exactly 1, and sums of values on a coarse grid are exact (:mod:`fuzz_attn.oracle.exactness`).
+      With ``merges_logarithms`` this is said of each segment: its sums are divided by its own denominator.
     - ``merges_logarithms``: True if the target merges segments by the logarithms of their sums of exponentials, which
       are rounded like all numbers.
+    - ``most_segments``: how many such segments a row may have; 0 for any number.
     """
 
     query: RoundedTo = "float32"
@@ -84,3 +86,4 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     tile_size: Annotated[int, Meta(ge=1)] = 16
     normalises_last: bool = False
     merges_logarithms: bool = False
+    most_segments: Annotated[int, Meta(ge=0)] = 0

@@ -83,10 +83,10 @@ _ROUNDING: Final = RoundingModel(tanh_units=24.0, normalises_last=True)
 approximate division, move it by at most 11 more. Below 1/4 the kernels use a series."""
 
 _MERGING: Final = {
-    "mla_decode": RoundingModel(merges_logarithms=True),
-    "token_decode": RoundingModel(tanh_units=_ROUNDING.tanh_units, merges_logarithms=True),
+    "mla_decode": RoundingModel(merges_logarithms=True, normalises_last=True, most_segments=128),
+    "token_decode": replace(_ROUNDING, merges_logarithms=True, most_segments=128),
 }
-"""Those of targets that normalise each split, and merge splits by their log-sum-exps."""
+"""Those of targets that divide the sums of each split, and merge splits by their log-sum-exps."""
 
 BUILT_IN_NAMES: Final = tuple(BUILT_IN_LAUNCHERS)
 """The names of the built-in targets; each has the name of its family."""

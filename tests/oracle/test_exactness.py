@@ -31,6 +31,7 @@ from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
 
 E4M3: Final = "float8_e4m3fn"
 MODEL = RoundingModel(normalises_last=True)
+MERGING = RoundingModel(normalises_last=True, merges_logarithms=True)
 TENSOR_CORES = RoundingModel(normalises_last=True, tensor_core_slack=2.0)
 TYPES = {
     "float32": DTypes(),
@@ -96,6 +97,56 @@ def test_a_lost_or_doubled_key_shows_at_any_length(scores: str, types: str, num_
             if wrong.sum():
                 found += ratio(reference, stored(tensors, wrong[heavy], values[heavy])) > 1.0
     assert found >= 0.95 * (2 * len(tried) - (heavy.sum() == 1))
+
+
+def merged(tensors: AttentionTensors, weights: Any, values: Any, splits: int, side: int) -> torch.Tensor:
+    """Return what a kernel stores that merges splits by their logarithms, with the worst roundings towards ``side``."""
+    average = weights @ values / weights.sum()
+    unit, total, summed, top = 2.0**-24, np.zeros(len(average)), np.zeros(len(average)), -math.inf
+    for part in np.array_split(np.arange(len(weights)), splits):
+        count = weights[part].sum()
+        if not count:
+            continue
+        output = weights[part] @ values[part] / count
+        output = output + side * np.abs(output) * 4 * unit
+        push = side * np.sign(output - average)
+        logarithm = math.log(count) + push * unit * (6 * max(1.0, math.log(count)) + 1)
+        new = max(top, math.log(count))
+        alpha, weight = math.exp(top - new) if math.isfinite(top) else 0.0, np.exp(logarithm - new)
+        weight = weight * (1 + push * unit * (4 + 2 * (new - math.log(count))))
+        total = (total * alpha + weight) * (1 - side * np.sign(average) * unit)
+        summed = summed * alpha + weight * output * (1 + side * np.sign(output) * unit)
+        summed, top = summed + side * np.abs(summed) * 2 * unit, new
+    result = summed / total
+    return torch.from_numpy(result + side * np.abs(result) * 2 * unit).to(tensors.output.dtype).double()
+
+
+@pytest.mark.parametrize("splits", [1, 5, 100])
+@pytest.mark.parametrize(("types", "num_keys"), [("float32", 5), ("float16", 128), ("bfloat16", 4096), ("e4m3", 8192)])
+def test_a_lost_key_shows_behind_a_merge_by_logarithms(types: str, num_keys: int, splits: int) -> None:
+    """What the merge rounds grows with the tiles of 16 keys that may be splits; sums within a split are exact."""
+    tensors = materialise(case_of(HeavyScores("random"), num_keys, dtypes=TYPES[types]))
+    (block,) = row_blocks(tensors)
+    kept = (logits_of(block, tensors, MERGING).exact[0, 0, 0, 0] == 0.0).double().numpy()
+    values, reference = block.values[0, 0].numpy(), attend(tensors, MERGING)
+    for side in (1, -1):
+        assert ratio(reference, merged(tensors, kept, values, splits, side)) <= 1.0
+        few = RoundingModel(normalises_last=True, merges_logarithms=True, most_segments=splits)
+        assert ratio(attend(tensors, few), merged(tensors, kept, values, splits, side)) <= 1.0
+    found, tried = 0, np.random.default_rng(3).permutation(np.flatnonzero(kept))[:24]
+    for key in tried:
+        wrong = kept.copy()
+        wrong[key] = 0.0
+        found += ratio(reference, merged(tensors, wrong, values, splits, 1)) > 1.0
+    assert found >= 0.95 * len(tried)
+
+
+def test_a_split_of_negligible_keys_has_weights_of_its_own() -> None:
+    """Hundreds of thousands of keys at -110 have no weight one by one, and a little where a merge counts them."""
+    case = case_of(HeavyScores("one", depth=115.0), 100)
+    (block,) = row_blocks(tensors := materialise(case))
+    assert logits_of(block, tensors, MODEL).equal_rows is not None
+    assert logits_of(block, tensors, MERGING).equal_rows is None
 
 
 @pytest.mark.parametrize("changes", [{"alibi": AlibiRecipe()}, {"sinks": SinkRecipe()}], ids=["alibi", "sinks"])
