@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from msgspec import Meta
 from msgspec.structs import replace
 
-from fuzz_attn.case.aspects import Aspect, AspectTable
+from fuzz_attn.case.aspect_table import AspectTable
+from fuzz_attn.case.aspects import Aspect
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import CaseError
 
