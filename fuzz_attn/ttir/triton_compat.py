@@ -78,6 +78,11 @@ def is_function(value: object) -> bool:
     return isinstance(value, (JITFunction, InterpretedFunction))
 
 
+def is_gluon(kernel: Any) -> bool:
+    """Return whether a kernel is written in Gluon, Triton's language with layouts."""
+    return bool(getattr(kernel, "is_gluon", lambda: False)())
+
+
 def is_interpreted(value: object) -> bool:
     """Return whether a value is a function that was decorated for the interpreter."""
     return isinstance(value, InterpretedFunction)
@@ -223,13 +228,31 @@ class FrontEnd:
         """Return the text of a kernel's TTIR, made from its first IR after a change."""
         options, backend = self._options, self._backend
         implementation = backend.get_codegen_implementation(options)
-        module = source.make_ir(self._target, options, implementation, backend.get_module_map(), context)
+        module = source.make_ir(
+            self._target, _without_warps(options), implementation, backend.get_module_map(), context
+        )
         if change is not None:
             change(module, context)
         stages: dict[str, Any] = {}
         backend.add_stages(stages, options, source.language)
         module = stages["ttir"](module, {})
         return module.str() if hasattr(module, "str") else str(module)
+
+
+class WarpsAsked(Exception):  # noqa: N818 - `Lowering` makes an error of the simulator of it
+    """A kernel asks for its number of warps, which a launch chooses and the front end does not know."""
+
+
+def _without_warps(options: Any) -> Any:
+    """Return options of the compiler that raise WarpsAsked for the number of warps."""
+
+    def number(_: object) -> int:
+        raise WarpsAsked
+
+    own = type(options)
+    copy: Any = object.__new__(type(own.__name__, (own,), {"num_warps": property(number)}))
+    copy.__dict__.update(options.__dict__)
+    return copy
 
 
 def _replace_descriptors(module: Any, context: Any) -> None:
