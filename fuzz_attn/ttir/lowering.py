@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fuzz_attn.errors import LoweringError, UnsupportedOperation
+from fuzz_attn.errors import LoweringError, UnsupportedOperation, WarpsAskedError
 from fuzz_attn.owners import is_in_library
 from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
 from fuzz_attn.ttir.triton_compat import (
@@ -27,7 +27,6 @@ from fuzz_attn.ttir.triton_compat import (
     FrontEnd,
     Position,
     TranslatedFunction,
-    WarpsAsked,
     causes_of,
     compiled_at,
     is_interpreted,
@@ -149,7 +148,7 @@ class Lowering:
             with self._translations.accepted():
                 return front_end.ttir(function, signature, constants, self._contexts[0])
         except Exception as error:
-            if isinstance(causes_of(error)[-1], WarpsAsked):
+            if isinstance(causes_of(error)[-1], WarpsAskedError):
                 place = next(iter(position for cause in causes_of(error) for position in compiled_at(cause)), None)
                 location = UNKNOWN_LOCATION if place is None else Location(place.file, place.line)
                 raise UnsupportedOperation("the number of warps as a value of a kernel", location) from error

@@ -29,7 +29,7 @@ from triton.language.semantic import IncompatibleTypeErrorImpl
 from triton.runtime import Autotuner, InterpreterError, JITFunction, OutOfResources
 from triton.runtime.interpreter import InterpretedFunction
 
-from fuzz_attn.errors import LoweringError
+from fuzz_attn.errors import LoweringError, WarpsAskedError
 
 TARGET: Final = ("cuda", 90, 32)
 """The device that kernels are lowered for; the simulator stops long before its instructions matter."""
@@ -239,15 +239,11 @@ class FrontEnd:
         return module.str() if hasattr(module, "str") else str(module)
 
 
-class WarpsAsked(Exception):  # noqa: N818 - `Lowering` makes an error of the simulator of it
-    """A kernel asks for its number of warps, which a launch chooses and the front end does not know."""
-
-
 def _without_warps(options: Any) -> Any:
-    """Return options of the compiler that raise WarpsAsked for the number of warps."""
+    """Return options of the compiler that raise WarpsAskedError for the number of warps."""
 
     def number(_: object) -> int:
-        raise WarpsAsked
+        raise WarpsAskedError
 
     own = type(options)
     copy: Any = object.__new__(type(own.__name__, (own,), {"num_warps": property(number)}))

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fuzz_attn.errors import UnknownInstructionError
 from fuzz_attn.simulator.runtime.elementwise import multiply_high, reciprocal_root
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER, STORAGE, cut_to_tf32, from_bits, round_to, to_storage
 
@@ -36,10 +37,6 @@ _FP8: Final = {"e4m3x2": "f8E4M3FN", "e5m2x2": "f8E5M2"}
 _SILENT: Final = ("griddepcontrol", "nanosleep", "membar", "fence", "bar", "barrier")
 """Instructions that change no value: waits, and barriers, which the simulator takes this whole operation for."""
 _TIMES: Final = frozenset({"%globaltimer", "%globaltimer_lo", "%clock", "%clock64"})
-
-
-class UnknownInstruction(Exception):  # noqa: N818 - the handler makes an error of the simulator of it
-    """Assembly that cannot be run; its text names the first instruction that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ class Assembly:
 
 @functools.lru_cache(maxsize=256)
 def assembly_of(text: str, constraints: str, pack: int) -> Assembly:
-    """Return what the text of an operation says. Raises UnknownInstruction for what has another form."""
+    """Return what the text of an operation says. Raises UnknownInstructionError for what has another form."""
     source = _COMMENTS.sub(" ", _ESCAPE.sub(_unescaped, text))
     widths: dict[str, int] = {}
     instructions = []
@@ -77,7 +74,7 @@ def assembly_of(text: str, constraints: str, pack: int) -> Assembly:
     for number, letter in enumerate(letters):
         width = _CONSTRAINTS.get(letter.lstrip("=&"))
         if width is None:
-            raise UnknownInstruction(f"a constraint {letter!r}")
+            raise UnknownInstructionError(f"a constraint {letter!r}")
         widths[f"${number}"] = width
     for statement in source.split(";"):
         stripped = statement.strip().lstrip("{} \t\n")
@@ -111,12 +108,12 @@ def _instruction(text: str) -> Instruction:
 def _width(type_: str, text: str) -> int:
     match = _TYPE.fullmatch(type_)
     if match is None:
-        raise UnknownInstruction(text)
+        raise UnknownInstructionError(text)
     return int(match.group(2)) * (2 if match.group(3) else 1)
 
 
 def check(assembly: Assembly, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Raise UnknownInstruction unless the assembly can be run on elements of these types."""
+    """Raise UnknownInstructionError unless the assembly can be run on elements of these types."""
     zeros = [np.zeros((1, 1), CONTAINER[element]) for element in inputs]
     with np.errstate(all="ignore"):
         assembled(assembly, tuple(inputs), tuple(outputs), np.zeros(1, np.int64), *zeros)
@@ -126,11 +123,12 @@ def assembled(
     assembly: Assembly, inputs: tuple[str, ...], outputs: tuple[str, ...], lanes: Array, *values: Array
 ) -> tuple[Array, ...]:
     """Return the results of the assembly on tiles of one shape; a scalar for each program if there are no tiles."""
-    pack, shape = assembly.pack, values[0].shape if values else (lanes.size,)
+    tiles = np.broadcast_arrays(*values)  # some may be the same in all programs
+    pack, shape = assembly.pack, tiles[0].shape if tiles else (lanes.size,)
     count = int(np.prod(shape[1:], dtype=np.int64))
     machine = _Machine(assembly, (shape[0], -(-count // pack)), lanes)
     number = assembly.outputs
-    for value, element in zip(values, inputs, strict=True):
+    for value, element in zip(tiles, inputs, strict=True):
         bits = _packed(value.reshape(shape[0], count), element, pack)
         for register in bits:
             machine.set(f"${number}", register)
@@ -146,13 +144,13 @@ def assembled(
         flat = np.stack(parts[:pack], axis=-1).reshape(shape[0], -1)[:, :count]
         results.append(_elements(flat, element).reshape(shape))
     if number != assembly.outputs:
-        raise UnknownInstruction(f"{assembly.outputs} registers for {number} results")
+        raise UnknownInstructionError(f"{assembly.outputs} registers for {number} results")
     return tuple(results)
 
 
 def _bits_of(element: str) -> int:
     if element == "i1":
-        raise UnknownInstruction("truth values")
+        raise UnknownInstructionError("truth values")
     return STORAGE[element].itemsize * 8
 
 
@@ -189,13 +187,13 @@ class _Machine:
             if one.name not in _SILENT:
                 function = _INSTRUCTIONS.get(one.name)
                 if function is None:
-                    raise UnknownInstruction(one.text)
+                    raise UnknownInstructionError(one.text)
                 try:
                     function(self, one)
-                except UnknownInstruction:
+                except UnknownInstructionError:
                     raise
                 except Exception as error:
-                    raise UnknownInstruction(one.text) from error
+                    raise UnknownInstructionError(one.text) from error
 
     def set(self, name: str, bits: Array) -> None:
         """Store the low bits of 64-bit numbers in a register."""
@@ -207,7 +205,7 @@ class _Machine:
         """Return a register of the operation; one that waits only is 0."""
         if name not in self._registers:
             if not self._assembly.instructions or any(one.name not in _SILENT for one in self._assembly.instructions):
-                raise UnknownInstruction(f"no value for {name}")
+                raise UnknownInstructionError(f"no value for {name}")
             return np.zeros(self._shape, np.uint64)
         return np.broadcast_to(self._registers[name], self._shape)
 
@@ -217,11 +215,11 @@ class _Machine:
     def bits(self, operand: Operand, width: int, one: Instruction, *, wider: bool = False) -> Array:
         """Return an operand as 64-bit numbers; a register must have the width, or may be `wider`."""
         if isinstance(operand, tuple):
-            raise UnknownInstruction(one.text)
+            raise UnknownInstructionError(one.text)
         if operand in self._assembly.widths:
             own = self.width(operand)
             if operand not in self._registers or (own < width if wider else own != width):
-                raise UnknownInstruction(one.text)
+                raise UnknownInstructionError(one.text)
             return self._registers[operand] & np.uint64((1 << width) - 1)
         return np.full((1, 1), _immediate(operand, width, one), np.uint64)
 
@@ -241,7 +239,7 @@ class _Machine:
         """Store numbers of a type; a wider register gets the sign of signed ones."""
         width = _width(type_, one.text)
         if not isinstance(name, str) or (self.width(name) < width if wider else self.width(name) != width):
-            raise UnknownInstruction(one.text)
+            raise UnknownInstructionError(one.text)
         self.set(name, _encoded(values, type_))
 
 
@@ -255,9 +253,9 @@ def _immediate(text: str, width: int, one: Instruction) -> int:
     try:
         number = np.array(float(text), np.float32 if width == 32 else np.float64)
     except ValueError:
-        raise UnknownInstruction(one.text) from None
+        raise UnknownInstructionError(one.text) from None
     if width not in (32, 64):
-        raise UnknownInstruction(one.text)
+        raise UnknownInstructionError(one.text)
     return int(number.view(f"u{width // 8}"))
 
 
@@ -307,7 +305,7 @@ def _arithmetic(compute: dict[str, Compute], *accepted: str) -> Run:
         kind = "f" if _is_float(type_) else "i"
         words_left = set(words) - set(accepted) - ({"rn", "ftz", "sat"} if kind == "f" else set())
         if words_left or kind not in compute:
-            raise UnknownInstruction(one.text)
+            raise UnknownInstructionError(one.text)
         target, *sources = one.operands
         operands = [machine.read(source, type_, one) for source in sources]
         flush = "ftz" in words and type_ in ("f32", "f32x2")
@@ -364,7 +362,7 @@ def _integer_product(machine: _Machine, one: Instruction) -> None:
     elif how == "hi" and a.dtype.kind == "u":
         product = multiply_high(*np.broadcast_arrays(a, b))
     else:
-        raise UnknownInstruction(one.text)
+        raise UnknownInstructionError(one.text)
     for operand in rest:
         product = product + machine.read(operand, type_, one)
     machine.write(target, product, type_, one)
@@ -387,7 +385,7 @@ def _move(machine: _Machine, one: Instruction) -> None:
         for part in target:
             own = width // len(target)
             if part != "_" and machine.width(part) != own:
-                raise UnknownInstruction(one.text)
+                raise UnknownInstructionError(one.text)
             machine.set(part, bits >> np.uint64(place))
             place += own
         return
@@ -399,7 +397,7 @@ def _move(machine: _Machine, one: Instruction) -> None:
     else:
         bits = machine.bits(source, width, one) if special is None else special
     if machine.width(target) != width:
-        raise UnknownInstruction(one.text)
+        raise UnknownInstructionError(one.text)
     machine.set(target, bits)
 
 
@@ -407,7 +405,7 @@ def _look_up(machine: _Machine, one: Instruction) -> None:
     """`lop3`: any function of three bits, as a table of eight."""
     target, *sources, table = one.operands
     if one.words != ("b32",) or isinstance(table, tuple):
-        raise UnknownInstruction(one.text)
+        raise UnknownInstructionError(one.text)
     a, b, c = (machine.bits(source, 32, one) for source in sources)
     result = np.zeros((1, 1), np.uint64)
     for place in range(8):
@@ -420,7 +418,7 @@ def _permute(machine: _Machine, one: Instruction) -> None:
     """`prmt`: four bytes of eight, each by a nibble, whose highest bit spreads the byte's sign."""
     target, low, high, chosen = one.operands
     if one.words != ("b32",):
-        raise UnknownInstruction(one.text)
+        raise UnknownInstructionError(one.text)
     both = machine.bits(low, 32, one) | machine.bits(high, 32, one) << np.uint64(32)
     nibbles = machine.bits(chosen, 32, one)
     result = np.zeros((1, 1), np.uint64)
@@ -443,7 +441,7 @@ def _compare(machine: _Machine, one: Instruction) -> None:
     target, left, right = one.operands
     holds = _COMPARISONS[how](machine.read(left, type_, one), machine.read(right, type_, one))
     if not isinstance(target, str) or machine.width(target) != 1:
-        raise UnknownInstruction(one.text)
+        raise UnknownInstructionError(one.text)
     machine.set(target, holds.astype(np.uint64))
 
 
@@ -453,7 +451,7 @@ def _select(machine: _Machine, one: Instruction) -> None:
     width = _width(type_, one.text)
     sides = [machine.bits(operand, width, one) for operand in (left, right)]
     if not isinstance(target, str) or machine.width(target) != width:
-        raise UnknownInstruction(one.text)
+        raise UnknownInstructionError(one.text)
     machine.set(target, np.where(machine.bits(test, 1, one) != 0, *sides))
 
 
@@ -478,14 +476,14 @@ def _convert(machine: _Machine, one: Instruction) -> None:
     values = machine.read(operands[0], source, one, wider=True)
     rounding = set(words) - {"ftz", "sat"}
     if len(rounding) > 1:
-        raise UnknownInstruction(one.text)
+        raise UnknownInstructionError(one.text)
     if "ftz" in words:
         if source != "f32":
-            raise UnknownInstruction(one.text)
+            raise UnknownInstructionError(one.text)
         values = _flushed(values)
     if _is_float(to):
         if "sat" in words or not rounding <= {"rn"}:
-            raise UnknownInstruction(one.text)
+            raise UnknownInstructionError(one.text)
         wide = np.float64 if to == "f64" or values.dtype.kind != "f" else values.dtype
         machine.write(target, _round(values.astype(wide), to), to, one)
     elif _is_float(source):
@@ -493,10 +491,10 @@ def _convert(machine: _Machine, one: Instruction) -> None:
         limits = np.iinfo(f"{'i' if to[0] == 's' else 'u'}{int(to[1:]) // 8}")
         whole = np.nan_to_num(_INTEGER_ROUNDING[how](values.astype(np.float64)), nan=0.0)
         if limits.bits > 32 or source == "f64":  # NaN is another number then
-            raise UnknownInstruction(one.text)
+            raise UnknownInstructionError(one.text)
         machine.write(target, np.clip(whole, limits.min, limits.max).astype(limits.dtype), to, one, wider=True)
     elif words:
-        raise UnknownInstruction(one.text)
+        raise UnknownInstructionError(one.text)
     else:
         kept = _decoded(_encoded(values, source), to)
         machine.write(target, kept, to, one, wider=True)
@@ -507,7 +505,7 @@ def _convert_pair(machine: _Machine, one: Instruction) -> None:
     target, *operands = one.operands
     narrow = to in _FP8 or to == "e2m1x2"
     if set(words) - {"satfinite"} != {"rn"} or (narrow and "satfinite" not in words) or ("satfinite" in words) > narrow:
-        raise UnknownInstruction(one.text)
+        raise UnknownInstructionError(one.text)
     if source in _FP8:
         bits = machine.bits(operands[0], 16, one)
         halves = [from_bits((bits >> np.uint64(8 * place)).astype(np.uint8), _FP8[source]) for place in (0, 1)]

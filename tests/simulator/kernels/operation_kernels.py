@@ -470,6 +470,21 @@ def any_assembly_kernel(x_ptr, out_ptr, TEXT: tl.constexpr, BLOCK: tl.constexpr)
 
 
 @triton.jit
+def mixed_assembly_kernel(x_ptr, out_ptr, steps):
+    """Adds numbers that are the same in all programs to rows, in a loop, and doubles odd rows."""
+    program = tl.program_id(0)
+    columns = tl.arange(0, 8)
+    x = tl.load(x_ptr + program * 8 + columns)
+    two = tl.inline_asm_elementwise("mov.b32 $0, 0f40000000;", "=f", [], tl.float32, True, 1)
+    for step in range(steps + program):
+        x = tl.inline_asm_elementwise("add.f32 $0, $1, $2;", "=f,f,f", [x, columns + step * 1.0], tl.float32, True, 1)
+    if program % 2 == 1:
+        x = tl.inline_asm_elementwise("mul.f32 $0, $1, $2;", "=f,f,f", [x, two], tl.float32, True, 1)
+    place = tl.inline_asm_elementwise("mad.lo.s32 $0, $1, 8, $2;", "=r,r,r", [program, columns], tl.int32, True, 1)
+    tl.store(out_ptr + place, x)
+
+
+@triton.jit
 def clock_kernel(out_ptr):
     """Stores two times, one after the other, and the number of the program's processor."""
     program = tl.program_id(0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from fuzz_attn.errors import UnknownInstructionError
 from fuzz_attn.simulator.codegen.emitter import EVERY, Emitter, Handler, full, track_result
 from fuzz_attn.simulator.codegen.expressions import Expression, call, constant, index
 from fuzz_attn.simulator.codegen.statements import Assign
 from fuzz_attn.simulator.codegen.terms import Term
-from fuzz_attn.simulator.runtime.ptx import UnknownInstruction, assembly_of, check
+from fuzz_attn.simulator.runtime.ptx import assembly_of, check
 from fuzz_attn.ttir.ir import Operation
 
 
@@ -18,7 +19,7 @@ def _assembly(emitter: Emitter, operation: Operation) -> None:
     try:
         assembly = assembly_of(*what)
         check(assembly, elements, wanted)
-    except UnknownInstruction as error:
+    except UnknownInstructionError as error:
         raise emitter.unsupported(f"{operation.name} of {error}") from None
     operands = [full(emitter, operation, place) for place in range(len(elements))]
     program = call("assembly_of", *map(constant, what))

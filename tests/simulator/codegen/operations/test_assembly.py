@@ -115,6 +115,16 @@ def test_rounding_to_integers_saturates(kernels: Any) -> None:
     assert out.tolist() == [0, 2, -2, 2**31 - 1, -(2**31), 0]
 
 
+def test_assembly_in_loops_and_branches_and_on_the_way_to_an_address(kernels: Any) -> None:
+    x, out = torch.arange(24.0).view(3, 8), torch.zeros(3, 8)
+    with simulate() as session:
+        kernels.mixed_assembly_kernel[(3,)](x, out, 2)
+    steps = torch.tensor([[2.0], [3.0], [4.0]])
+    expected = x + steps * torch.arange(8) + steps * (steps - 1) / 2
+    assert torch.equal(out, expected * torch.tensor([[1.0], [2.0], [1.0]]))
+    assert not session.findings
+
+
 def test_a_clock_rises_and_a_processor_has_a_number(kernels: Any) -> None:
     out = torch.zeros(4, 3, dtype=torch.int64)
     with simulate():
