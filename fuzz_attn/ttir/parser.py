@@ -127,7 +127,7 @@ class _Parser:
             return self._combining(name, rest, names)
         location = self._location(location_text)
         if rest.endswith("{"):
-            raise UnsupportedOperation(name, self._closing_location(self._region()[1]))
+            raise UnsupportedOperation(name, location if location_text else self._closing_location(self._region()[1]))
         operation = Operation(name, [], text=rest, location=location, inlined=(self._locations, location_text))
         if name in ("cf.br", "cf.cond_br"):
             self._branch(operation, rest)

@@ -46,7 +46,7 @@ def _both(
     inputs: list[torch.Tensor],
     out: torch.Tensor,
     *rest: Any,
-    within: float = 0,
+    within: Any = 0,
     **constants: Any,
 ) -> None:
     """Run a kernel in the simulator and on the GPU, and assert outputs that are equal, or `within` a relative error.
