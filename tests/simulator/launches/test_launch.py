@@ -68,6 +68,19 @@ def warps_kernel(out_ptr):
 
 
 @triton.jit
+def doubled_if_positive(x):
+    if x > 0:
+        return x * 2
+    return x
+
+
+@triton.jit
+def mapped_kernel(x_ptr):
+    places = tl.arange(0, 4)
+    tl.store(x_ptr + places, tl.map_elementwise(doubled_if_positive, tl.load(x_ptr + places)))
+
+
+@triton.jit
 def wrong_kernel(out_ptr):
     tl.static_assert(False, "never compiles")
 
@@ -251,3 +264,8 @@ def test_a_kernel_in_gluon_is_refused_in_one_line() -> None:
 def test_a_kernel_that_computes_with_its_number_of_warps_is_refused() -> None:
     with simulate(), pytest.raises(UnsupportedOperation, match=r"^the number of warps .*test_launch\.py:\d+$"):
         warps_kernel[(1,)](torch.zeros(1, dtype=torch.int32), num_warps=8)
+
+
+def test_an_operation_with_a_region_is_refused_at_its_line() -> None:
+    with simulate(), pytest.raises(UnsupportedOperation, match=r"^tt\.map_elementwise .*test_launch\.py:\d+$"):
+        mapped_kernel[(1,)](torch.zeros(4))

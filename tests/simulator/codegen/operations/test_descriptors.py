@@ -212,6 +212,7 @@ has_block_pointers = pytest.mark.skipif(REMOVED, reason="Triton 3.9 removed bloc
 
 
 @has_block_pointers
+@pytest.mark.filterwarnings("ignore:.* deprecated:UserWarning")
 @pytest.mark.parametrize("padding", ["zero", "nan"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_block_pointer_that_advances(operations: Any, dtype: torch.dtype, padding: str) -> None:
@@ -226,6 +227,7 @@ def test_a_block_pointer_that_advances(operations: Any, dtype: torch.dtype, padd
 
 
 @has_block_pointers
+@pytest.mark.filterwarnings("ignore:.* deprecated:UserWarning")
 def test_a_block_pointer_without_a_check_reads_outside_of_its_tensor(operations: Any) -> None:
     with simulate() as session:
         operations.block_pointer_kernel[(1,)](_matrix(6, 20), torch.zeros(8, 32), 6, 20, PADDING="zero", CHECKED=False)
