@@ -144,6 +144,7 @@ def test_a_clock_rises_and_a_processor_has_a_number(kernels: Any) -> None:
         ("{ .reg .pred p; setp.gt.s32 p, $1, 3; @p mov.b32 $0, 1; }", "@p mov.b32 $0, 1"),
         ("v_exp_f32 $0, $1", "v_exp_f32 $0, $1"),
         ("{ .reg .b16 t; mov.b32 $0, t; }", "mov.b32 $0, t"),
+        ("{ .reg .b16 t; mov.b16 t, 1; mov.b32 $0, t; }", "mov.b32 $0, t"),
         ("mov.u32 $0, %laneid;", "mov.u32 $0, %laneid"),
         ("// nothing", "no value for $0"),
     ],
