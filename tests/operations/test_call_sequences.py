@@ -17,7 +17,7 @@ import torch
 import fuzz_attn
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.parts import HeadLayout, Sequence
+from fuzz_attn.case.parts import Argument, HeadLayout, LaunchHints, Sequence
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, signed
 from fuzz_attn.engine.failures.reduction import simplify, trigger_of
@@ -305,3 +305,9 @@ def test_a_run_finds_one_failure_that_replays_and_is_fixed_in_a_right_target(nam
     assert not again.verdict.passed
     (fixed,) = replay((Path(row.path),), target=f"{KEEPING}:unified_attention")
     assert fixed.verdict.passed
+
+
+def test_a_sequence_has_the_paths_of_its_calls_as_traits() -> None:
+    flagged = msgspec.structs.replace(CASE, launch=LaunchHints(configuration=3, arguments=(Argument("use_td", True),)))
+    case = CallSequence((Call(CASE), Call(flagged)))
+    assert {"configuration 3", "argument use_td=True"} <= operation_of(case).traits_of(case)

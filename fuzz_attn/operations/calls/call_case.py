@@ -205,7 +205,16 @@ OWN: Final = (
 def lifted(aspect: Aspect) -> Aspect:
     """Return an aspect of single cases as one of sequences: its value is that of a call which is more than simple."""
     smaller = tuple(partial(mapped, change=change) for change in aspect.smaller)
-    return aspect._replace(value=partial(_value, aspect), changed=partial(_changed, aspect), smaller=smaller)
+    named = partial(_named, aspect) if aspect.named is not None else None
+    return aspect._replace(
+        value=partial(_value, aspect), changed=partial(_changed, aspect), smaller=smaller, named=named
+    )
+
+
+def _named(aspect: Aspect, case: Any) -> tuple[str, ...]:
+    """Return the words of the trait in each call that is more than simple, each once."""
+    calls = (call.case for call in calls_of(case))
+    return tuple(dict.fromkeys(words for each in calls if aspect.present(each) for words in aspect.words_in(each)))
 
 
 def _value(aspect: Aspect, case: Any) -> Any:
