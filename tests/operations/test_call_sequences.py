@@ -17,7 +17,7 @@ import torch
 import fuzz_attn
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.parts import Argument, HeadLayout, LaunchHints, Sequence
+from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample, signed
 from fuzz_attn.engine.failures.reduction import simplify, trigger_of
@@ -308,6 +308,6 @@ def test_a_run_finds_one_failure_that_replays_and_is_fixed_in_a_right_target(nam
 
 
 def test_a_sequence_has_the_paths_of_its_calls_as_traits() -> None:
-    flagged = msgspec.structs.replace(CASE, launch=LaunchHints(configuration=3, arguments=(Argument("use_td", True),)))
+    flagged = msgspec.structs.replace(CASE, launch=LaunchHints(configuration=3, arguments=(("use_td", True),)))
     case = CallSequence((Call(CASE), Call(flagged)))
     assert {"configuration 3", "argument use_td=True"} <= operation_of(case).traits_of(case)
