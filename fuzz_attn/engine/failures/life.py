@@ -527,8 +527,8 @@ class FailureLives:
         if kept is not None:
             self._end_as(failure, kept)
             return
-        shown = None
-        self._in_fresh = self._in_fresh or second
+        shown, in_fresh = None, self._in_fresh
+        self._in_fresh = in_fresh or second
         if self._shard.ready.calls and (second or not alone):
             shown = as_sequence(order, failure.failure_class, self, before, share)
         if shown is not None:
@@ -536,6 +536,7 @@ class FailureLives:
             self._in_fresh = True
             self.records.change(failure, case=order.case, relation=None, verdict=verdict)
         elif not alone:
+            self._in_fresh = in_fresh
             self._classify_dependent(failure, before, share)
             return
         self.records.change(failure, confirmation="confirmed", also=self.also(failure, order, answer), shrunk=False)
