@@ -233,6 +233,10 @@ def latent_findings(lab: Lab) -> Iterator[Finding]:
     Keys are unit vectors in the columns of their values, and have a digit of their place in the others.
     """
     tensors, heads = without_scores(lab.cleared()), lab.case.heads
+    lost = list(_latent_columns_lost(lab))
+    if lost:
+        yield from lost
+        return
     columns = range(heads.head_size_v, heads.head_size)
     gain = score_scale(tensors) * max(len(columns), 1)
     if not gain:
@@ -257,17 +261,64 @@ def latent_findings(lab: Lab) -> Iterator[Finding]:
             yield Finding("scale", words)
 
 
+def _latent_columns_lost(lab: Lab) -> Iterator[Finding]:
+    """Yield the columns of the values of a latent cache that do not count in its keys' scores, of some of them.
+
+    Each in turn is the only one of q that is not 0. One key of the last row is 1 there, and all others are 0.
+    """
+    size, row = lab.case.heads.head_size_v, rows_of_case(lab.case)[-1]
+    cells = np.unique(lab.cells.keys_of(row.sequence, row.kv_head)[: row.end])
+    if size < 2 or len(cells) < 2 or cells[0] < 0:
+        return
+    tried, lost = _some_columns(size), []
+    for column in tried:
+        tensors = without_scores(lab.cleared())
+        if not score_scale(tensors):
+            return
+        _fill_column(lab, tensors, column)
+        places = np.where(np.arange(len(cells)) == 0, column, (column + 1) % size)
+        lab.set_values(tensors, cells, places, 1.0)
+        probed = lab.run(tensors)
+        actual, expected = (part[row.token, row.head, column] for part in (probed.actual, probed.expected))
+        even = 1.0 / len(cells)
+        if abs(actual - even) < FAR * abs(expected - even):
+            lost.append(column)
+    if lost:
+        yield _columns_lost(row, lost, tried, "the latent part, whose numbers are also the values", size)
+
+
+def _columns_lost(row: Row, lost: list[int], tried: list[int], whole: str, size: int) -> Finding:
+    """Return that columns are left out of the scores, which may be the ``whole`` of those tried."""
+    everything = len(lost) == len(tried) and bool(whole)
+    columns = f"columns {ranges(range(size))}" if everything else f"column{'s' * (len(lost) > 1)} {ranges(lost)}"
+    part = f", {whole}," if everything else f" (of {len(tried)} tried)" * (len(tried) < size and len(lost) > 1)
+    verb = "is" if len(lost) == 1 else "are"
+    words = f"{row.words}, head {row.head}: {columns} of q and K{part} {verb} left out of the scores"
+    return Finding(
+        "address", words, cause=f"address: {'all' if everything else 'some'} columns are left out of the scores"
+    )
+
+
+def _some_columns(size: int) -> list[int]:
+    """Return the first columns of a head, some of the others, and the last one."""
+    return sorted({*range(min(size, 16)), *range(0, size, max(1, size // 8)), size - 1})
+
+
+def _fill_column(lab: Lab, tensors: AttentionTensors, column: int) -> None:
+    """Set all of q to 0 but one column, which adds 2 to the score of a key that is 1 there."""
+    one = torch.zeros(lab.case.heads.head_size).index_fill(0, torch.tensor([column]), 2.0 / score_scale(tensors))
+    bits = bits_of(one.to(tensors.query.dtype)).to(tensors.query.device)
+    bits_of(tensors.query)[: lab.case.num_tokens] = bits
+
+
 def dimension_findings(lab: Lab, columns: Iterable[int] | None = None) -> Iterator[Finding]:
     """Yield a column in which query and key do not meet, of some columns or of a choice of all."""
     size = lab.case.heads.head_size
-    some = {*range(min(size, 16)), *range(0, size, max(1, size // 8)), size - 1}
-    for column in sorted(some) if columns is None else columns:
+    for column in _some_columns(size) if columns is None else columns:
         tensors = without_scores(lab.cleared())
-        gain = score_scale(tensors)
-        if not gain:
+        if not score_scale(tensors):
             return
-        one = torch.zeros(size).index_fill(0, torch.tensor([column]), 2.0 / gain).to(tensors.query.dtype)
-        bits_of(tensors.query)[: lab.case.num_tokens] = bits_of(one).to(tensors.query.device)
+        _fill_column(lab, tensors, column)
         keys = np.zeros((len(lab.cells), size))
         keys[:, column] = (lab.cells.slot + lab.cells.block) % 2
         lab.set_all_keys(tensors, keys)
