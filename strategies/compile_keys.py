@@ -29,7 +29,14 @@ from fuzz_attn.strategies.heads import (
     value_allowed,
     value_sizes,
 )
-from fuzz_attn.strategies.launches import launch_paths, stage_counts, tile_allowed, tile_sizes, warp_counts
+from fuzz_attn.strategies.launches import (
+    launch_paths,
+    optional_arguments,
+    stage_counts,
+    tile_allowed,
+    tile_sizes,
+    warp_counts,
+)
 from fuzz_attn.strategies.masks import mask_kinds
 from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
 from fuzz_attn.strategies.sampling.covering_arrays import pairwise
@@ -42,6 +49,9 @@ ValueOfField: TypeAlias = tuple[str, Any]
 
 _NO_FIELDS = ("compiled", "launch", "value_size", "mask")
 """Fields of a key that are several values, or a value only where they are not 0."""
+
+_OPTIONS = ("num_warps", "num_stages", "configuration", "arguments")
+"""Launch hints that a key has only in some domains."""
 
 _DTYPES, _HEAD_SIZE = 0, 1
 """The indices of two axes that restrict each other in split caches."""
@@ -175,6 +185,8 @@ def check_key(key: CompileKey, *, domain: Domain) -> None:
         and key.launch.tile_size in tile_sizes(domain=domain)
         and key.launch.num_warps in warp_counts(domain=domain)
         and key.launch.num_stages in stage_counts(domain=domain)
+        and key.launch.configuration < domain.configurations
+        and key.launch.arguments in optional_arguments(domain=domain)
         and tile_allowed(key.launch.tile_size, one_byte=one_byte_operands(key.dtypes)),
     }
     known["mask"] = key.mask in mask_kinds(domain=domain)
@@ -229,6 +241,8 @@ def values_in(domain: Domain) -> Mapping[str, tuple[Any, ...]]:
         "launch": launch_paths(domain=domain),
         "num_warps": warp_counts(domain=domain),
         "num_stages": stage_counts(domain=domain),
+        "configuration": tuple(range(domain.configurations)),
+        "arguments": optional_arguments(domain=domain),
         "tile_size": tile_sizes(domain=domain),
     }
 
@@ -242,7 +256,10 @@ def _axes(domain: Domain) -> tuple[Axis, ...]:
         return _axis(name, values[name], values[name][:preferred] if isinstance(preferred, int) else preferred, weight)
 
     masks, sizes = axis("mask", MAX_SIMPLER), axis("value_size", SIMPLER_VALUE_SIZES, _value_weight)
-    options = (axis("num_warps", 1, _option_weight), axis("num_stages", 1, _option_weight))
+    options = (
+        *(axis(name, 1, _option_weight) for name in ("num_warps", "num_stages")),
+        *(axis(name, 1) for name in ("configuration", "arguments")),
+    )
     return (
         Axis("dtypes", (*values["dtypes"], *mixed_dtypes(domain)), _evenly, partial(simpler_dtypes, domain=domain)),
         axis("head_size", SIMPLER_HEAD_SIZES),
@@ -388,8 +405,8 @@ def values_of_key(key: CompileKey) -> Values:
     """Return the values of a key's fields; of mask and options of the compiler only those other than the usual."""
     hints = key.launch
     launch = LaunchHints(path=hints.path, num_segments=hints.num_segments)
-    chosen = {"num_warps": hints.num_warps, "num_stages": hints.num_stages}
-    options = {name: number for name, number in {**chosen, "value_size": key.value_size}.items() if number}
+    chosen = {name: getattr(hints, name) for name in _OPTIONS}
+    options = {name: value for name, value in {**chosen, "value_size": key.value_size}.items() if value}
     flags: Values = _USUAL_FLAGS | dict.fromkeys(key.compiled, True)
     flags |= {"mask": key.mask} if key.mask != CAUSAL.kind else {}
     fields = {name: value for name, value in msgspec.structs.asdict(key).items() if name not in _NO_FIELDS}
@@ -399,7 +416,7 @@ def values_of_key(key: CompileKey) -> Values:
 def _key(values: Mapping[str, Any], domain: Domain) -> CompileKey:
     fields = {**values, "family": domain.family}
     launch, tile = fields.pop("launch"), fields.pop("tile_size")
-    options = {name: fields.pop(name, 0) for name in ("num_warps", "num_stages")}
+    options = {name: fields.pop(name) for name in _OPTIONS if name in fields}
     hints = LaunchHints(path=launch.path, num_segments=launch.num_segments, tile_size=tile, **options)
     compiled = tuple(name for name in COMPILED_FEATURES if fields.pop(name, False))
     return CompileKey(launch=hints, compiled=compiled, **fields)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Literal
 
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.parts import LaunchHints, NumWarps
+from fuzz_attn.case.parts import Argument, LaunchHints, NumWarps
 from fuzz_attn.strategies.sampling.lattices import lattice
 
 SEGMENTS = (1, 2, 3, 4, 7, 8, 16, 64, 128)
@@ -40,6 +41,13 @@ def warp_counts(*, domain: Domain = Domain()) -> tuple[NumWarps | Literal[0], ..
 def stage_counts(*, domain: Domain = Domain()) -> tuple[int, ...]:  # noqa: B008 (frozen)
     """Return the numbers of stages that cases choose among, 0 (the launcher's choice) first."""
     return (0, *sorted(set(domain.num_stages))) if domain.launch_options else (0,)
+
+
+def optional_arguments(*, domain: Domain = Domain()) -> tuple[tuple[Argument, ...], ...]:  # noqa: B008 (frozen)
+    """Return the optional arguments that cases have: none first, then each value by itself, then all pairs."""
+    singles = [(name, value) for name, values in domain.arguments for value in values]
+    together = [pair for pair in combinations(singles, 2) if pair[0][0] != pair[1][0]]
+    return ((), *((each,) for each in singles), *together)
 
 
 def tile_allowed(tile_size: int, *, one_byte: bool) -> bool:

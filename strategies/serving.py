@@ -133,7 +133,8 @@ def _launch(choices: _Choices, dtypes: DTypes, domain: Domain) -> LaunchHints:
     one_byte = dtypes.kv not in serving.HALF_TYPES
     tiles = tuple(tile for tile in tile_sizes(domain=domain) if tile_allowed(tile, one_byte=one_byte))
     tile = choices.one_of(tiles) if choices.happens(HINTED) else tiles[0]
-    return LaunchHints(path=launch.path, num_segments=launch.num_segments, tile_size=tile)
+    number = choices.one_of(tuple(range(domain.configurations))) if domain.configurations > 1 else 0
+    return LaunchHints(launch.path, launch.num_segments, tile, configuration=number)
 
 
 Kind: TypeAlias = Literal["decodes", "mixed", "chunk", "speculative"]

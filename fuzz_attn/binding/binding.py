@@ -12,6 +12,7 @@ from msgspec import Meta
 from fuzz_attn.binding.layouts import LAYOUTS, Layout
 from fuzz_attn.case.aspects import Feature
 from fuzz_attn.case.families import Family
+from fuzz_attn.case.parts import MOST_ARGUMENTS
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import BindingError
 from fuzz_attn.foreign_files import content_of
@@ -28,11 +29,14 @@ OutputForm: TypeAlias = Literal["in_place", "returned"]
 DTypeOfTensor: TypeAlias = Literal[
     "float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "query", "output"
 ]
-Limit: TypeAlias = bool | tuple[int | str | tuple[str, ...], ...] | dict[str, bool | str]
+Limit: TypeAlias = bool | int | tuple[int | str | tuple[str, ...], ...] | dict[str, bool | str]
 """The value of one field of a domain."""
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=2**31)] | str
 
-_GROUPS: Final = "roles, constants, tensors and sizes"
+_GROUPS: Final = "roles, constants, tensors, sizes and paths"
+PathValue: TypeAlias = bool | int | float | str | None
+MOST_VALUES: Final = 16
+"""Values of an optional argument at most: each is covered with each feature."""
 LEFT_OUT: str = "default"
 """The role of a parameter that keeps its default."""
 
@@ -56,6 +60,8 @@ class Binding(Plain, frozen=True):
     - ``roles``: the role of each parameter that is passed; ``default`` leaves it at its default.
     - ``constants``, ``tensors`` and ``sizes``: arguments that have no role. A size is computed from those of the case,
       such as ``head_size + 1``.
+    - ``paths``: the values of optional arguments that have no role and must not change a result, such as ``use_tma``.
+      Cases have each of them, and the default.
     - ``layout``: how the caches lie in memory (:mod:`fuzz_attn.binding.layouts`).
     - ``output``: whether the target writes its output or returns it. ``returns``: the names of the outputs that it
       returns, in order, if it returns more than ``out``; any other name stands for a value that nothing checks.
@@ -76,6 +82,7 @@ class Binding(Plain, frozen=True):
     constants: dict[str, Constant] = {}  # noqa: RUF012 - as above
     tensors: dict[str, TensorRecipe] = {}  # noqa: RUF012 - as above
     sizes: dict[str, Size] = {}  # noqa: RUF012 - as above
+    paths: dict[str, tuple[PathValue, ...]] = {}  # noqa: RUF012 - as above
     layout: str | Layout | None = None
     output: OutputForm | None = None
     returns: tuple[str, ...] = ()
@@ -95,11 +102,16 @@ class Binding(Plain, frozen=True):
     def __post_init__(self) -> None:
         """Refuse a parameter that is stated twice, and a layout without such a name."""
         super().__post_init__()
-        groups = (self.roles, self.constants, self.tensors, self.sizes)
+        groups = (self.roles, self.constants, self.tensors, self.sizes, self.paths)
         names = [name for group in groups for name in group]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise BindingError(f"parameter {twice[0]!r} must be in one of {_GROUPS}, and is in two")
+        for name, values in self.paths.items():
+            if not 1 <= len(values) <= MOST_VALUES:
+                raise BindingError(f"paths.{name}={list(values)} must have 1 to {MOST_VALUES} values")
+        if len(self.paths) > MOST_ARGUMENTS:
+            raise BindingError(f"paths={list(self.paths)} must name at most {MOST_ARGUMENTS} arguments")
         if isinstance(self.layout, str) and self.layout not in LAYOUTS:
             raise BindingError(f"layout={self.layout!r} must be one of {', '.join(LAYOUTS)}, or a table of patterns")
 

@@ -77,6 +77,10 @@ def call_of(binding: Binding, signature: Signature, tensors: AttentionTensors) -
     arguments |= {name: python_value(value) for name, value in binding.constants.items()}
     arguments |= {name: tensor_of(name, recipe, problem) for name, recipe in binding.tensors.items()}
     arguments |= {name: size_of(size, problem) for name, size in binding.sizes.items()}
+    for name, value in tensors.launch.arguments:
+        if not signature.takes(name):
+            raise BindingError(f"the case has argument {name}={value!r}, which the signature lacks")
+        arguments[name] = value
     return Call(arguments, problem)
 
 

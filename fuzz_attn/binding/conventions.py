@@ -108,6 +108,8 @@ def _role(name: str, binding: Binding) -> str:
         return binding.roles[name]
     if name in binding.constants:
         return f"the constant {binding.constants[name]!r}"
+    if name in binding.paths:
+        return f"a path, also {' and '.join(map(repr, binding.paths[name]))}"
     if name in binding.sizes:
         return f"the size {binding.sizes[name]}"
     return _tensor(binding.tensors[name]) if name in binding.tensors else ""

@@ -63,7 +63,7 @@ def match_of(signature: Signature, family: Family | None = None, stated: Binding
     require_each_once(binding.roles)
     reasons = dict.fromkeys(unstated, f"name of the {binding.family} interface")
     reasons |= dict.fromkeys(_stated_names(stated), _STATED) | _neutral(signature, binding)
-    beside = replace(stated, domain={}, rounding={}, promises=())
+    beside = replace(stated, domain={}, rounding={}, promises=(), paths={})
     return Match(binding, reasons, published=beside == Binding(family=stated.family))
 
 
@@ -96,7 +96,7 @@ def _overruled(binding: Binding, stated: Binding) -> Binding:
 
 
 def _neutral(signature: Signature, binding: Binding) -> dict[str, str]:
-    bound = {*binding.roles, *binding.without_role}
+    bound = {*binding.roles, *binding.without_role, *binding.paths}
     return {name: _NEUTRAL for name in signature.names if name not in bound}
 
 

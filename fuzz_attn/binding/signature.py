@@ -53,4 +53,6 @@ def signature_of(call: Callable[..., object]) -> Signature:
 
 
 def _text(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    if isinstance(annotation, str) or "Literal[" in str(annotation):
+        return str(annotation)
+    return str(getattr(annotation, "__name__", annotation))

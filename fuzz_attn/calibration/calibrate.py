@@ -20,6 +20,7 @@ from fuzz_attn.binding.binding import Binding
 from fuzz_attn.binding.conventions import CHOICES, capital, differences, how_to_state, open_in, phrase
 from fuzz_attn.binding.promises import domain_of, expressible
 from fuzz_attn.calibration.easy_cases import Batch, Size, case_of, sizes
+from fuzz_attn.calibration.path_trials import with_paths_tried
 from fuzz_attn.case.aspects import Feature
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import BindingError
@@ -128,6 +129,15 @@ class Calibration:
 
 
 def calibrated(target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:
+    """Return a target whose binding is whole, with its optional arguments tried, and what was learned, in sentences.
+
+    Raises :class:`BindingError` where a convention cannot be settled.
+    """
+    settled, notes = _settled(target, backend)
+    return with_paths_tried(settled, backend, stated=target.match.binding.whole), notes
+
+
+def _settled(target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:
     """Return a target whose binding is whole, and what was learned, in sentences.
 
     A published interface comes with all of its conventions and is not asked. Raises :class:`BindingError` where a
@@ -316,7 +326,9 @@ def bound_to(target: Target, binding: Binding) -> Target:
     whole = replace(binding, whole=True)
     if binding.family == target.family:
         return dataclasses.replace(target, binding=whole)
-    return dataclasses.replace(target, binding=whole, domain=domain_of(whole))
+    own = target.domain
+    domain = replace(domain_of(whole), configurations=own.configurations, arguments=own.arguments)
+    return dataclasses.replace(target, binding=whole, domain=domain)
 
 
 def tried_on(target: Target, binding: Binding, case: AttentionCase, backend: Backend) -> Trial:

@@ -12,7 +12,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
+from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, SinkRecipe
 
 Batch: TypeAlias = Literal["ragged", "decode", "fresh"]
@@ -29,7 +29,7 @@ WINDOW: Final = 2
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes, the type and the sequences of the easy cases of one target."""
+    """The sizes, the type, the sequences and the configuration of the easy cases of one target."""
 
     head_size: int
     block_size: int
@@ -37,6 +37,7 @@ class Size:
     dtype: DTypeName
     batch: Batch = "ragged"
     value_size: int = 0
+    configuration: int = 0
 
 
 def sizes(domain: Domain) -> Iterator[Size]:
@@ -48,6 +49,8 @@ def sizes(domain: Domain) -> Iterator[Size]:
     batch: Batch = "fresh" if domain.no_context else "ragged"
     usual = Size(heads[0], blocks[0], groups[0], dtypes[0], batch, _values(heads[0], domain))
     yield usual
+    others = sorted({1, domain.configurations - 1} & {*range(1, domain.configurations)})  # the first one may be wrong
+    yield from (replace_size(usual, configuration=number) for number in others)
     yield from (replace_size(usual, batch=batch) for batch in _EASIER if not domain.no_context)
     yield from (replace_size(usual, dtype=dtype) for dtype in dtypes[1:])
     yield from (replace_size(usual, head_size=head, value_size=_values(head, domain)) for head in heads[1:])
@@ -93,6 +96,7 @@ def plain_case(family: Family, size: Size) -> AttentionCase:
         pages=PageLayout(block_size=size.block_size, permuted=not interface.cache.is_packed, spare_blocks=1),
         softmax_scale=float(size.head_size**-0.5),
         near_uniform=True,
+        launch=LaunchHints(configuration=size.configuration),
         poison=PoisonRecipe(keys="zero", values="zero"),
         stale_cache="stale_cache" in FEATURES_OF[family],
         seed=1,

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import msgspec
 
-from fuzz_attn.case import changes
+from fuzz_attn.case import changes, paths
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.changes import C, Change, replace, replace_layout, with_field, with_fields, with_head_size
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
@@ -86,7 +86,8 @@ class Aspect(NamedTuple):
     ``value`` is its value in a case, for most only whether the case has it. ``changed`` returns a case with another
     value; raises :class:`fuzz_attn.errors.CaseError` where the rest of the case does not allow it. ``has_form`` says
     whether true means one simplest form; else types or the domain decide. ``smaller`` are changes that the shrinker
-    tries, the simplest first. Being above one of the ``levels`` is a trait too, which ``above`` names.
+    tries, the simplest first. Being above one of the ``levels`` is a trait too, which ``above`` names. ``named``
+    returns other words of the trait where each of many values shows failures of its own.
 
     ``refused`` says whether a target may refuse a case for it, under another name where it is a text; a ``growing`` one
     is a size that a target may limit. ``key`` is the field of the compile key that holds its value, and ``bounds`` that
@@ -105,6 +106,7 @@ class Aspect(NamedTuple):
     has_form: bool = False
     smaller: tuple[Callable[[Any], Any], ...] = ()
     trait: bool = True
+    named: Callable[[CaseFields], tuple[str, ...]] | None = None
     above: str = ""
     levels: tuple[int, ...] = ()
     refused: bool | str = False
@@ -123,6 +125,10 @@ class Aspect(NamedTuple):
     def present(self, case: CaseFields) -> bool:
         """Return whether a case is more than the simplest one here."""
         return bool(self.value(case) != self.simplest)
+
+    def words_in(self, case: CaseFields) -> tuple[str, ...]:
+        """Return the words of a trait that a case has: one text, or one for each value of several."""
+        return self.named(case) if self.named is not None else (self.words,)
 
     def having(self, case: C, value: Any) -> C:
         """Return the case with a value; raises :class:`fuzz_attn.errors.CaseError` where the rest does not allow it."""
@@ -472,6 +478,10 @@ ODDITIES: Final = (
     _size("another num_warps", "launch.num_warps", refused="num_warps", key="num_warps"),
     _size("another num_stages", "launch.num_stages", refused="num_stages", key="num_stages"),
     _size("tile size", "launch.tile_size", tried=(16, 32), refused=True, key="tile_size"),
+    _size("another configuration", "launch.configuration", refused="configuration", key="configuration",
+          named=paths.configuration_words),
+    Aspect("other optional arguments", attrgetter("launch.arguments"), paths.with_arguments, (), refused="arguments",
+           smaller=paths.WITHOUT_EACH, key="arguments", named=paths.argument_words),
     _fields("pages in a random order", "pages.permuted"),
     _fields("shared pages", "pages.shared_prefix", tried=(1,)),
     _fields("repeated pages", "pages.repeated"),
@@ -641,53 +651,3 @@ def without_feature(case: C, name: Feature) -> C:
 def with_feature(case: C, name: Feature) -> C:
     """Return the case with the simplest form of a feature, which must have one that is the same for every target."""
     return cast("C", FEATURES[name].changed(case, True))
-
-
-def named(relation: str) -> str:
-    """Return the trait of a case that is checked for a metamorphic relation."""
-    return f"relation {relation}"
-
-
-ANY_RELATION: Final = "any relation"
-"""The trait of every case that is checked for some relation."""
-
-
-class AspectTable:
-    """All aspects of an operation's cases.
-
-    ``oddities`` are features and what else is unusual, ``kinds`` are types and sizes, ``nuances`` are traits of simple
-    cases too. ``traits`` are those that the shrinker drops; a failure needs none of the others but nuances.
-    """
-
-    def __init__(self, oddities: tuple[Aspect, ...], kinds: tuple[Aspect, ...], nuances: tuple[Aspect, ...]) -> None:
-        self.oddities, self.kinds, self.nuances = oddities, kinds, nuances
-        self.traits = tuple(aspect for aspect in (*oddities, *kinds) if aspect.trait)
-        self.levelled = tuple(aspect for aspect in (*oddities, *kinds, *nuances) if aspect.levels)
-        self._nuances = frozenset(aspect.words for aspect in nuances)
-        self._size_of = {
-            aspect.above.format(level): aspect.above for aspect in self.levelled for level in aspect.levels
-        }
-
-    def traits_of(self, case: Any, relation: str | None = None, added: Aspect | None = None) -> tuple[str, ...]:
-        """Return the traits of a case, in a fixed order; a case above a level is above all lower ones too.
-
-        ``added`` is what the second launch of its relation has beside those of the case.
-        """
-        own = (aspect.words for aspect in (*self.traits, *self.nuances) if aspect is added or aspect.present(case))
-        related = (named(relation), ANY_RELATION) if relation else ()
-        sizes = (aspect.above.format(level) for aspect in self.levelled for level in aspect.levels_of(case))
-        return (*own, *sizes, *related)
-
-    def needed_by(self, case: Any, relation: str | None) -> tuple[str, ...]:
-        """Return all that a case may need to fail: its traits without nuances, of each size the highest level."""
-        own = [aspect.words for aspect in self.traits if aspect.present(case)]
-        sizes = [aspect.above.format(levels[-1]) for aspect in self.levelled if (levels := aspect.levels_of(case))]
-        return (*own, *sizes, *((named(relation),) if relation else ()))
-
-    def core(self, trigger: Iterable[str]) -> frozenset[str]:
-        """Return a trigger without what depends on where shrinking ended: nuances, and the levels of sizes."""
-        return frozenset(self._size_of.get(trait, trait) for trait in trigger if trait not in self._nuances)
-
-
-TABLE: Final = AspectTable(ODDITIES, KINDS, NUANCES)
-"""All aspects of attention."""

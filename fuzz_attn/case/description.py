@@ -14,6 +14,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, SIMPLEST
 from fuzz_attn.case.parts import FAR_AXES, CallForm, Sequence, Strides
+from fuzz_attn.case.paths import in_words
 from fuzz_attn.case.plain import counted, shortest
 from fuzz_attn.case.recipes import Override, PoisonRecipe
 
@@ -227,4 +228,6 @@ def _launch(case: AttentionCase) -> str:
     words += [f"tiles of {counted(launch.tile_size, 'key')}"] * bool(launch.tile_size)
     words += [f"num_warps={launch.num_warps}"] * bool(launch.num_warps)
     words += [f"num_stages={launch.num_stages}"] * bool(launch.num_stages)
+    words += [f"configuration {launch.configuration} of the autotuner"] * bool(launch.configuration)
+    words += [in_words(launch.arguments)] * bool(launch.arguments)
     return ", ".join(words)

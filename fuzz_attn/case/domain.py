@@ -19,7 +19,8 @@ from fuzz_attn.case.aspects import (
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import MOST_STAGES, NUM_WARPS, LaunchPath, NumWarps
+from fuzz_attn.case.parts import MOST_CONFIGURATIONS, MOST_STAGES, NUM_WARPS, LaunchPath, NumWarps, PlainValue
+from fuzz_attn.case.paths import in_words
 from fuzz_attn.case.recipes import AlibiKind, LogSumExp
 from fuzz_attn.errors import DomainError
 
@@ -47,6 +48,8 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True, repr_omit_defaults
     - ``fp8_q_scales=False`` keeps all scales at 1 when q is fp8 (published versions before May 2026 ignore them).
     - ``num_warps`` and ``num_stages``: what Triton's compiler may be asked for in place of the launcher's own choice.
       With ``launch_options``, which the backend of a GPU sets, cases choose among them.
+    - ``configurations``: how many the autotuned kernels of the target have at most.
+    - ``arguments``: optional ones that no role has, each with the values that cases may have in place of its default.
     - ``lse``: the form of the log-sum-exp that the target writes (:class:`fuzz_attn.case.recipes.LogSumExp`).
     - ``usual_scale``: the target takes no softmax scale, so it is always ``head_size**-0.5``.
     - ``no_context``: the target takes packed keys of new tokens only, so no sequence has a context.
@@ -75,6 +78,8 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True, repr_omit_defaults
     value_sizes: tuple[int, ...] = (1, 256)
     usual_scale: bool = False
     no_context: bool = False
+    configurations: int = 1
+    arguments: tuple[tuple[str, tuple[PlainValue, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         """Raise :class:`DomainError`, with argument, value and bound, for an unknown name or a domain without cases."""
@@ -94,6 +99,8 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True, repr_omit_defaults
             if not set(getattr(self, name)) <= set(known_numbers):
                 allowed = ", ".join(map(str, known_numbers))
                 raise DomainError(f"domain.{name}={getattr(self, name)} must have only numbers of {allowed}")
+        if not 1 <= self.configurations <= MOST_CONFIGURATIONS:
+            raise DomainError(f"domain.configurations={self.configurations} must be 1 to {MOST_CONFIGURATIONS}")
         if "standard" not in self.alibi_kinds:
             raise DomainError(f"domain.alibi_kinds={self.alibi_kinds} must contain 'standard', the simplest slopes")
         for name, largest in _LARGEST.items():
@@ -141,8 +148,11 @@ class Domain(Struct, frozen=True, forbid_unknown_fields=True, repr_omit_defaults
         return replace(self, features=self.features - VIRTUAL_FEATURES)
 
     def on_gpu(self) -> Self:
-        """Return the domain as a GPU has it: without large offsets, with a choice of options of the compiler."""
-        return replace(self.in_memory(), launch_options=True)
+        """Return the domain as a GPU has it: without large offsets, with a choice of options of the compiler.
+
+        Configurations of an autotuner have options of their own.
+        """
+        return replace(self.in_memory(), launch_options=self.configurations == 1)
 
     def excludes(self, present: Collection[Feature]) -> frozenset[Feature] | None:
         """Return the first combination of features present that is not supported, None where there is none."""
@@ -207,6 +217,10 @@ def _unpromised(case: CaseFields, domain: Domain) -> Iterator[str]:
         yield f"the path {launch.path}"
     if launch.num_segments and "3d" in domain.paths and not within(launch.num_segments, domain.segments):
         yield f"{launch.num_segments} segments"
+    known = dict(domain.arguments)
+    unknown = [(name, value) for name, value in launch.arguments if value not in known.get(name, ())]
+    if unknown:
+        yield in_words(unknown)
     yield from _unpromised_types(case, domain)
     for what, size, allowed in (
         ("heads of {}", heads.head_size, domain.head_sizes),

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.plain import Count, Plain, Positive
+from fuzz_attn.case.plain import Count, Finite, Plain, Positive, Whole
 
 LaunchPath = Literal["auto", "2d", "3d"]
 CacheArrangement = Literal["separate", "kv_first", "blocks_first", "heads_first"]
@@ -220,11 +220,22 @@ class CallForm(Plain, frozen=True):
     extra_new_rows: Count = 0
 
 
+PlainValue: TypeAlias = bool | Whole | Finite | Annotated[str, Meta(max_length=200)] | None
+"""A value of an optional argument of a target."""
+Argument: TypeAlias = tuple[Annotated[str, Meta(pattern=r"^\w+\Z", max_length=200)], PlainValue]
+"""The name of an optional argument of a target, which no role has, and its value."""
+MOST_ARGUMENTS: Final = 8
+MOST_CONFIGURATIONS: Final = 1024
+
+
 class LaunchHints(Plain, frozen=True):
     """How the launcher should run, as far as the target's signature takes hints.
 
     ``num_segments`` is for the path ``3d`` only. ``num_warps`` and ``num_stages`` are options of Triton's compiler that
     each launch of the target gets in place of its own; they matter on a GPU only. 0 leaves a number to the launcher.
+
+    ``configuration`` numbers those that the pruning of an autotuner leaves, counted round and round, for each
+    autotuned kernel of the target. ``arguments`` are optional ones that have another value than their defaults.
     """
 
     path: LaunchPath = "auto"
@@ -232,3 +243,5 @@ class LaunchHints(Plain, frozen=True):
     tile_size: Annotated[int, Meta(ge=0, le=256)] = 0
     num_warps: Literal[0] | NumWarps = 0
     num_stages: Annotated[int, Meta(ge=0, le=MOST_STAGES)] = 0
+    configuration: Annotated[int, Meta(ge=0, lt=MOST_CONFIGURATIONS)] = 0
+    arguments: Annotated[tuple[Argument, ...], Meta(max_length=MOST_ARGUMENTS)] = ()

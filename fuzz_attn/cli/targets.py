@@ -49,6 +49,8 @@ def domain_table(name: str, ready: Ready) -> Table:
         table.add_row(what, value)
         if what == "features":
             table.add_row("not drawn", "\n".join(not_drawn.sentences(ready.not_drawn)) or "-")
+    if ready.unexercised:
+        table.add_row("not exercised", "\n".join(ready.unexercised))
     return table
 
 

@@ -546,7 +546,8 @@ class Campaign:
     def _judged(self, order: Order, phase: Phase, answer: Answer, seconds: float) -> CaseJudged:
         verdicts = (answer.verdict, *answer.others)
         kernels = answer.compiled, answer.loaded, answer.compiling
-        return CaseJudged(self.plan.shard, phase, order, verdicts, seconds, answer.masks, *kernels)
+        case_judged = CaseJudged(self.plan.shard, phase, order, verdicts, seconds, answer.masks, *kernels)
+        return msgspec.structs.replace(case_judged, configurations=answer.configurations)
 
     def signed(self, order: Order, verdict: Verdict) -> Counterexample:
         """Return a counterexample of an order, with its relation only where that may have caused the failure."""

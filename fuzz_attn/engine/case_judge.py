@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from fuzz_attn.backends.configurations import KernelConfigurations, merged
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError, NotCompiledInterrupt, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import FirstOperation
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 
 KNOWN: Final = "A part of the binding is known of this launcher (fuzz_attn/targets/published/bindings.toml)."
+
+PATH: Final = "the same result on easy cases"
+"""Why an optional argument is a path, if nobody states it."""
 
 
 @dataclass
@@ -73,6 +77,7 @@ class CaseJudge:
         reasons, promised = self.target.match.reasons, self.target.domain
         self.start()
         target, backend = self.target, self.backend
+        reasons = {name: PATH if name in target.match.binding.paths else why for name, why in reasons.items()}
         shims = backend.preflight() if self.checks_device or not backend.forks_first else ()
         domain = target.domain
         if backend.device != "cpu":
@@ -94,6 +99,7 @@ class CaseJudge:
             target.match.published,
             self.backend.gpu(),
             self.operation.not_drawn(promised, domain, target),
+            target.unexercised,
         )
 
     def answer(self, message: bytes, send: Send) -> None:
@@ -137,6 +143,7 @@ class CaseJudge:
             loaded=kernels.loaded,
             compiling=kernels.seconds,
             notes=notes,
+            configurations=_launched(experiment),
         )
 
     def _experiment(self, case: AnyCase) -> Experiment:
@@ -203,6 +210,12 @@ class CaseJudge:
             return experiment.launch(case).refusal
         except UnsupportedByBackendError:
             return None
+
+
+def _launched(experiment: Experiment) -> tuple[KernelConfigurations, ...]:
+    """Return the configurations that the autotuned kernels of the first launch had."""
+    found = experiment.first.configurations
+    return merged(KernelConfigurations(each.kernel, each.left, (each.place,)) for each in found) if found else ()
 
 
 def _unjudged(experiment: Experiment) -> tuple[str, ...]:

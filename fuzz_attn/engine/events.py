@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
+from fuzz_attn.backends.configurations import KernelConfigurations
 from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.case.plain import Plain, Positive, Seconds, Whole
 from fuzz_attn.counterexamples.counterexample import Counterexample
@@ -85,6 +86,7 @@ class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
     loaded: Whole = 0
     compiling: Seconds = 0.0
     backend: str = ""
+    configurations: tuple[KernelConfigurations, ...] = ()
 
 
 class CaseRefused(Plain, frozen=True, tag_field="event", tag="case_refused"):

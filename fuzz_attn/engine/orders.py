@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from fuzz_attn.backends.configurations import KernelConfigurations
 from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.binding.binding import Binding
@@ -35,7 +36,7 @@ class Ready(HoldsCases, frozen=True, tag="ready"):
     ``gpu`` is the compute capability of a GPU and the number of its multiprocessors. ``notes`` are sentences for the
     summary of the run. ``binding`` is how the target is called and ``reasons`` say why each parameter has its role;
     ``published`` is true where the names of the parameters tell all of it. ``not_drawn`` says why features of the
-    family are not in the domain.
+    family are not in the domain, and ``unexercised`` names optional arguments that no case has.
     """
 
     of_operations: ClassVar = ("domain",)
@@ -54,6 +55,7 @@ class Ready(HoldsCases, frozen=True, tag="ready"):
     published: bool = True
     gpu: GpuFacts | None = None
     not_drawn: NotDrawn = {}  # noqa: RUF012 - as above
+    unexercised: tuple[str, ...] = ()
 
 
 class Order(HoldsCases, frozen=True):
@@ -103,6 +105,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     ``missing`` is true where a kernel is not compiled and the order does not allow to wait for that.
     ``killed`` is true where a signal ended the worker that other processes send, so that the case may be innocent.
     ``fresh`` is true for a hang that lasted for the full limit in a process that had judged no other case.
+    ``configurations`` are those that autotuned kernels were launched with.
     ``earlier`` is what the order showed in a process that had judged others, where it was judged again in a fresh one.
     """
 
@@ -123,6 +126,7 @@ class Answer(Plain, frozen=True, tag="answer"):
     earlier: Verdict | None = None
     notes: tuple[str, ...] = ()
     explanation: Explanation | None = None
+    configurations: tuple[KernelConfigurations, ...] = ()
 
     @property
     def judged(self) -> bool:

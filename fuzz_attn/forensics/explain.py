@@ -23,6 +23,7 @@ from fuzz_attn.forensics.lab import SECONDS
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.named_paths import named_paths
 
 WIDE_HEAD: Final = 24
 """A head size for which the padding to a power of two overlaps the next head in part only."""
@@ -147,6 +148,10 @@ SHIFTED: Final = ("causal", "unwritten", "race", "address")
 
 def explain(experiment: Experiment, relation: str | None = None) -> Explanation:
     """Return why the case of an experiment fails, as far as more launches tell it."""
+    return msgspec.structs.replace(_explained(experiment, relation), only_with=named_paths(experiment).words)
+
+
+def _explained(experiment: Experiment, relation: str | None) -> Explanation:
     failures = [verdict for verdict in all_failures(experiment, relation) if not verdict.passed]
     if not failures:
         return Explanation((Finding("unknown", "the case passes, so there is nothing to explain"),))

@@ -223,7 +223,7 @@ class Explanation(Plain, frozen=True):
 
     ``launches`` counts the calls that it took. ``longer`` is the larger case that the first finding is about, in words,
     where the case itself did not tell. ``operation`` is what a comparison with a healthy kernel found, if one was
-    asked.
+    asked. ``only_with`` says with which configurations and optional arguments the case is wrong.
     """
 
     findings: tuple[Finding, ...]
@@ -231,6 +231,7 @@ class Explanation(Plain, frozen=True):
     launches: int = 0
     longer: str = ""
     operation: FirstOperation | None = None
+    only_with: str = ""
 
     @property
     def reason(self) -> Reason:

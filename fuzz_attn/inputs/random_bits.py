@@ -65,9 +65,12 @@ class Stream:
 
     def below(self, bound: int | Integers, *shape: int) -> Integers:
         """Return integers in ``[0, bound)``; ``bound`` may be an array that broadcasts against ``shape``."""
-        high = (self.raw(math.prod(shape)) >> np.uint64(33)).view(np.int64).reshape(shape)
+        words = self.raw(math.prod(shape))
+        words >>= np.uint64(33)
+        high: Integers = words.view(np.int64).reshape(shape)
         if isinstance(bound, int) and bound > 0 and not bound & (bound - 1):
-            return high & (bound - 1)  # equal for a power of two, and several times as fast
+            high &= bound - 1  # equal to the remainder for a power of two, and several times as fast
+            return high
         return high % bound
 
     def permutation(self, count: int) -> Integers:

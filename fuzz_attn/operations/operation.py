@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Ty
 
 from msgspec import Struct
 
-from fuzz_attn.case.aspects import Aspect, AspectTable
+from fuzz_attn.case.aspect_table import AspectTable
+from fuzz_attn.case.aspects import Aspect
 from fuzz_attn.case.description import Line
 from fuzz_attn.forensics.explanation import Explanation, Finding, FirstOperation
 from fuzz_attn.properties.refusal import Refusal

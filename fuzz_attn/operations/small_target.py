@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import starmap
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 import msgspec
@@ -21,6 +22,7 @@ from fuzz_attn.backends.backend import Backend
 from fuzz_attn.binding.binding import LEFT_OUT, Binding, python_value
 from fuzz_attn.binding.call import take, values_of
 from fuzz_attn.binding.matching import Match, require_each_once, require_taken
+from fuzz_attn.binding.optional_arguments import default_in_words, unexercised
 from fuzz_attn.binding.problem import Copy, guarded
 from fuzz_attn.binding.signature import Signature, signature_of
 from fuzz_attn.errors import BindingError, CaseError, TargetError
@@ -109,6 +111,11 @@ class SmallTarget(Target):
         """The format in which attention's caches are made; other tensors are made for their case."""
 
     @property
+    def autotuned(self) -> bool:
+        """Whether cases choose among configurations of its kernels: only those of attention do."""
+        return False
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """The roles of its parameters."""
         return tuple(self.match.binding.parameter_of)
@@ -181,8 +188,8 @@ def matched(signature: Signature, roles: Roles, stated: Binding) -> Match:
         )
     require_taken((*stated.roles, *stated.without_role), signature)
     require_each_once(taken)
-    if made := [*stated.tensors, *stated.sizes]:
-        raise BindingError(f"states {made[0]!r} under [tensors] or [sizes], which {roles.what} does not have")
+    if made := [*stated.tensors, *stated.sizes, *stated.paths]:
+        raise BindingError(f"states {made[0]!r} under [tensors], [sizes] or [paths], which {roles.what} does not have")
     ordered = {name: role for role in roles.words for name, its in taken.items() if its == role}
     left_out = {name: role for name, role in taken.items() if role == LEFT_OUT}
     reasons = {name: "stated" if name in stated.roles else "its name" for name in (*ordered, *stated.constants)}
@@ -263,6 +270,17 @@ class SmallExperiment(Experiment):
 
 
 def calibrated(operation: Operation, easy: Easy, target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:
+    """Return a target once it is known how it is called, with its unused arguments, and what was learned in sentences.
+
+    Raises :class:`BindingError` where it is wrong in whatever way it is called, or right in two.
+    """
+    settled, notes = _settled(operation, easy, target, backend)
+    unused = unexercised(settled.signature, settled.match.binding)
+    words = ", ".join(starmap(default_in_words, unused.items()))
+    return dataclasses.replace(settled, unexercised=(words,) if words else ()), notes
+
+
+def _settled(operation: Operation, easy: Easy, target: Target, backend: Backend) -> tuple[Target, tuple[str, ...]]:
     """Return a target once it is known how it is called, and what was learned in sentences.
 
     Raises :class:`BindingError` where it is wrong in whatever way it is called, or right in two.

@@ -27,10 +27,8 @@ from fuzz_attn.oracle.row_blocks import RowBlock, largest_seen
 NEGLIGIBLE: Final = 110.0
 """``exp(-110)`` is 2^-158.7, far below half of the smallest denormal, 2^-150."""
 
-_BIAS: Final = 1023
-"""Exponent bits of 1.0 as a float64."""
-
-_MANTISSA_BITS: Final = 52
+_MANTISSA: Final = 2**52 - 1
+"""The bits of a float64 that hold its mantissa, without the implicit 1."""
 
 
 def significant_keys(
@@ -85,7 +83,7 @@ def _multiples(numbers: torch.Tensor, least: torch.Tensor) -> bool:
 
 def lowest_bit(numbers: torch.Tensor) -> torch.Tensor:
     """Return the largest power of two of which each float64 number is a multiple; infinite for 0."""
-    fraction, exponent = torch.frexp(numbers)
-    mantissa = (fraction * 2.0**53).long()
-    power = (exponent.long() + (_BIAS - 53) << _MANTISSA_BITS).view(torch.float64)
-    return power.mul_((mantissa & -mantissa).double()).masked_fill_(numbers == 0.0, torch.inf)
+    bits = numbers.view(torch.int64)
+    others = (bits - 1).bitwise_and_(bits).view(torch.float64)  # without its last 1
+    lowest = torch.where(bits & _MANTISSA == 0, numbers, numbers - others).abs_()
+    return lowest.masked_fill_(numbers == 0.0, torch.inf)

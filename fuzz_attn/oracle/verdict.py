@@ -117,6 +117,8 @@ class Verdict(Plain, frozen=True):
     without positions and lengths, so that other cases of the bug have it too; empty where the case leaves several.
     ``weights`` show it, where attention weights could be read.
     ``output`` names the output that is wrong if the case has several.
+    ``only_with`` says in words with which configurations and optional arguments it is wrong and with which right;
+    the ``configurations`` are those that are wrong in the same way, its own first, where others are right.
     """
 
     property_name: str
@@ -135,6 +137,8 @@ class Verdict(Plain, frozen=True):
     cause: str = ""
     output: str = ""
     weights: Weights | None = None
+    only_with: str = ""
+    configurations: tuple[Whole, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -34,7 +34,7 @@ from fuzz_attn.oracle.reference import Expected, Reference, attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.properties.comparisons import Comparison, WithinBound, reordered
 from fuzz_attn.properties.experiment import Experiment, Launch
-from fuzz_attn.properties.relations import live_sequences, other_families
+from fuzz_attn.properties.relations import live_sequences, other_families, with_other_configuration
 from fuzz_attn.targets.built_in import built_in
 
 SEGMENTS: Final = (1, 2, 3, 4, 7, 8, 16)
@@ -151,6 +151,14 @@ def narrower_window(experiment: Experiment) -> Comparison:
         for name, expected in experiment.reference.items()
     }
     return WithinBound(other, f"a launch with a window of {window - 1}", exact, own=own)
+
+
+def configurations(experiment: Experiment) -> Comparison:
+    """Launch the first configuration of the target's kernels, or the second one of a case that has the first."""
+    launch = with_other_configuration(experiment.case).launch
+    other = experiment.launch_tensors(dataclasses.replace(experiment.again(), launch=launch))
+    words = ", ".join(dict.fromkeys(each.words for each in other.configurations)) or "another configuration"
+    return WithinBound(other, f"a launch with {words}", experiment.reference, own=experiment.reference)
 
 
 def other_family(experiment: Experiment) -> Comparison:

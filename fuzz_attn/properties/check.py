@@ -118,6 +118,6 @@ def _require_holding(relation: str, case: AttentionCase) -> None:
     """Refuse a relation that does not hold for a case on any target."""
     if relation not in RELATIONS:
         raise FuzzAttnError(f"relation={relation!r} must be one of: {', '.join(RELATIONS)}")
-    everything = Domain(family=case.family, paths=FAMILIES[case.family].paths)
+    everything = Domain(family=case.family, paths=FAMILIES[case.family].paths, configurations=2)
     if not RELATIONS[relation].holds(case, everything):
         raise FuzzAttnError(f"relation={relation!r} does not hold for the case")

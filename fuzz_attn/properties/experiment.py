@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
@@ -32,6 +33,9 @@ from fuzz_attn.properties.exceptions import refusal_by, with_other_data
 from fuzz_attn.properties.refusal import OUT_OF_RESOURCES, Refusal
 from fuzz_attn.targets.target import Called, Target
 
+if TYPE_CHECKING:
+    from fuzz_attn.ttir.triton_compat import LaunchedConfiguration
+
 OwnOptions = dict[str, dict[str, int]]
 """For each kernel the launcher's own values of the options that a case chooses."""
 
@@ -42,14 +46,28 @@ def options_of(launch: LaunchHints) -> dict[str, int]:
     return {name: number for name, number in chosen.items() if number}
 
 
-def launched_with(launch: LaunchHints) -> AbstractContextManager[OwnOptions]:
-    """Return a context in which each launch has the options of a case; it yields the launcher's own."""
-    options = options_of(launch)
-    if not options:
-        return nullcontext({})
-    from fuzz_attn.ttir.compiler_compat import options_chosen  # noqa: PLC0415 - imports Triton, and few need it
+@dataclass
+class Chosen:
+    """The launcher's own options, which a case replaced, and the configurations of autotuners that were launched."""
 
-    return options_chosen(options)
+    own: OwnOptions = dataclasses.field(default_factory=dict)
+    configurations: list[LaunchedConfiguration] = dataclasses.field(default_factory=list)
+
+
+@contextmanager
+def launched_with(launch: LaunchHints, *, autotuned: bool) -> Iterator[Chosen]:
+    """Give each launch the options of a case, and its configuration where the target is ``autotuned``."""
+    options, chosen = options_of(launch), Chosen()
+    with ExitStack() as stack:
+        if options:
+            from fuzz_attn.ttir.compiler_compat import options_chosen  # noqa: PLC0415 - imports Triton, and few need it
+
+            chosen.own = stack.enter_context(options_chosen(options))
+        if autotuned:
+            from fuzz_attn.ttir.triton_compat import configuration_chosen  # noqa: PLC0415 - as above
+
+            chosen.configurations = stack.enter_context(configuration_chosen(launch.configuration))
+        yield chosen
 
 
 _NOT_THE_TARGETS: Final = (
@@ -96,6 +114,8 @@ class Launch:
     own_options: OwnOptions = dataclasses.field(default_factory=dict)
     beyond: int = 0
     """The number of tensors that the target returned beside the outputs."""
+    configurations: tuple[LaunchedConfiguration, ...] = ()
+    """Those that autotuned kernels were launched with, in order."""
 
     @property
     def outputs_after(self) -> dict[str, torch.Tensor]:
@@ -204,11 +224,12 @@ class Experiment:
         launched = tensors if here else copied(tensors, self.backend.device)
         before = {name: memory.clone() for name, memory in memory_of_outputs(tensors).items()}
         error, site, refusal, watch = "", "", None, Watch()
-        own: OwnOptions = {}
+        chosen = Chosen()
         called = Called()
         layouts = _layouts(launched)
         try:
-            with self.backend.running() as watch, launched_with(launched.launch) as own:
+            options = launched_with(launched.launch, autotuned=self.target.autotuned)
+            with self.backend.running() as watch, options as chosen:
                 watch.host_only, watch.dead = self.host_only, dead
                 called = self.target.run(launched)
         except _NOT_THE_TARGETS:
@@ -227,10 +248,14 @@ class Experiment:
             launched = without_gradients(launched)
             tensors = launched if here else tensors
             changed += tuple(f"{name}: it requires gradients now" for name in flagged if name not in changed)
-        if here:
-            return Launch(tensors, before, error, site, refusal, tuple(watch.observations), changed, None, own, beyond)
-        tensors = tensors if error else with_outputs_of(tensors, launched)
-        return Launch(tensors, before, error, site, refusal, tuple(watch.observations), changed, launched, own, beyond)
+        copies = None if here else launched
+        if copies is not None and not error:
+            tensors = with_outputs_of(tensors, copies)
+        configurations = tuple(chosen.configurations)
+        return Launch(
+            *(tensors, before, error, site, refusal, tuple(watch.observations), changed, copies),
+            *(chosen.own, beyond, configurations),
+        )
 
     def _is_on_backend(self, tensors: AttentionTensors) -> bool:
         return tensors.device.type == self.backend.device

@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from msgspec import structs
+
 from fuzz_attn.case.aspects import FEATURES, MASK_FEATURES, Feature, all_features_of, with_feature
 from fuzz_attn.case.attention_case import AttentionCase, replace, translated
 from fuzz_attn.case.domain import Domain, beside
@@ -168,6 +170,10 @@ def _has_several_sequences(case: AttentionCase, domain: Domain) -> bool:
 def _has_both_kernels(case: AttentionCase, domain: Domain) -> bool:
     """Return whether a case can choose between the kernel of one pass and the one of several segments."""
     return case.num_tokens > 0 and {"2d", "3d"} <= set(domain.paths)
+
+
+def _has_configurations(case: AttentionCase, domain: Domain) -> bool:
+    return case.num_tokens > 0 and domain.configurations > 1
 
 
 def _has_several_heads(case: AttentionCase, domain: Domain) -> bool:
@@ -368,6 +374,13 @@ RELATIONS: Final = {
             adds="custom_mask",
         ),
         Relation("unit_scales", "absent", "scales of 1 scale nothing", _may_have_scales, compiles=True),
+        Relation(
+            "configurations",
+            "bounded",
+            "another configuration of an autotuned kernel gives the same output",
+            _has_configurations,
+            compiles=True,
+        ),
     )
 }
 """Every relation by its name. The order is part of the random draws of a campaign."""
@@ -432,6 +445,12 @@ def _alone(case: AttentionCase) -> AttentionCase:
     return _with_order(case, (live[case.seed % len(live)],))
 
 
+def with_other_configuration(case: AttentionCase) -> AttentionCase:
+    """Return the case with the first configuration of its kernels, or with the second one where it has the first."""
+    number = 0 if case.launch.configuration else 1
+    return replace(case, launch=structs.replace(case.launch, configuration=number))
+
+
 def _with_narrower_window(case: AttentionCase) -> AttentionCase:
     return replace(case, window=case.window - 1)
 
@@ -445,5 +464,6 @@ _SECOND: Final[dict[str, Callable[[AttentionCase], AttentionCase]]] = {
     "batch_order": _reversed,
     "alone_in_batch": _alone,
     "narrower_window": _with_narrower_window,
+    "configurations": with_other_configuration,
     "poison_independence": with_other_poison,
 }

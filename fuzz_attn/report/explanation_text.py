@@ -94,6 +94,8 @@ def render(explanation: Explanation) -> RenderableType:
         parts.append(Text(f"  {finding.words}"))
     if explanation.longer:
         parts.append(Text(f"Seen in a larger case of the same kind: {explanation.longer}"))
+    if explanation.only_with:
+        parts.append(Text(f"It is {explanation.only_with}."))
     if explanation.operation is not None:
         parts += _operation(explanation.operation)
     if explanation.heatmap is not None:

@@ -130,7 +130,8 @@ def cause(found: FoundFailure) -> str:
     """Return in one sentence what the kernel did wrong, or what was seen if no cause is known."""
     verdict = found.counterexample.verdict
     words = (verdict.explanation.partition(" (in a larger case: ")[0] or verdict.message).partition("\n")[0]
-    return words.replace(f" at {verdict.site}", "") if verdict.site else words
+    words = words.replace(f" at {verdict.site}", "") if verdict.site else words
+    return f"{words}; {verdict.only_with}" if verdict.only_with else words
 
 
 def rows_of(failures: Sequence[FoundFailure]) -> Iterator[tuple[FoundFailure, int, str]]:

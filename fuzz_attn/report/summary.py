@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fuzz_attn.backends import configurations
 from fuzz_attn.case import not_drawn
 from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
 from fuzz_attn.engine.run_folder import POSSIBLE_HANG
@@ -126,6 +127,8 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
     yield "seed", f"{statistics.seed}, split over {count(statistics.shards, 'shard')}"
     yield "cases", f"{statistics.cases} in {statistics.seconds:.0f} s, {rate:.1f} cases/s"
     yield "compile keys", f"{keys}, {statistics.cases / max(1, keys):.1f} cases each"
+    if statistics.configurations:
+        yield "configurations", configurations.covered(statistics.configurations)
     if statistics.kernels_ahead or statistics.kernels_kept:
         yield "kernels", _kernels_ahead(statistics)
         yield "compiler", _waits(statistics)
@@ -217,6 +220,8 @@ def _shares(statistics: Statistics) -> Iterator[Row]:
     yield "like serving", served_line(statistics)
     if statistics.not_drawn:
         yield "not drawn", "\n".join(not_drawn.sentences(statistics.not_drawn))
+    if statistics.unexercised:
+        yield "not exercised", "\n".join(statistics.unexercised)
     if statistics.relations:
         yield "relations", _relations(statistics.relations)
     yield "largest err / bound", ratios or "none measured"

@@ -168,8 +168,8 @@ def simulate(simulator: Simulator | None = None) -> Iterator[Session]:
     """Yield a session in which every `kernel[grid](...)` runs on the CPU, in place, on torch's CPU tensors.
 
     Without a simulator, a new one is used, which has to lower each kernel. Kernels may be decorated with or without
-    TRITON_INTERPRET, and launched through heuristics or autotuners; the latter take their first configuration. Blocks
-    may be nested: the innermost one runs the launch. Nothing stays patched.
+    TRITON_INTERPRET, and launched through heuristics or autotuners; the latter take their first configuration unless
+    another is chosen. Blocks may be nested: the innermost one runs the launch. Nothing stays patched.
     """
     keep_freed_memory()
     session = Session(simulator or Simulator())

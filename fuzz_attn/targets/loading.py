@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
@@ -13,11 +13,15 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import msgspec
+
 from fuzz_attn.binding.binding import Binding, Constant, python_value
 from fuzz_attn.binding.matching import match_of
+from fuzz_attn.binding.optional_arguments import arguments_of
 from fuzz_attn.binding.promises import declared, domain_of, stated_features
 from fuzz_attn.binding.signature import DECORATED, signature_of
 from fuzz_attn.errors import BindingError, DomainError, FuzzAttnError, TargetError
+from fuzz_attn.targets.autotuned import configurations_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
 from fuzz_attn.targets.process_state import restored_process_state, target_defaults
 from fuzz_attn.targets.published.importing import Folder, answers_of, import_published
@@ -25,6 +29,7 @@ from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, known_b
 from fuzz_attn.targets.target import Target
 
 if TYPE_CHECKING:
+    from fuzz_attn.case.domain import Domain
     from fuzz_attn.case.families import Family
 
 ENTRY_POINT_GROUP: Final = "fuzz_attn.targets"
@@ -115,10 +120,20 @@ def as_target(found: object, name: str, family: str | None = None, binding: Bind
     if not callable(found):
         raise TargetError(f"target={name!r} must be callable, and is a {type(found).__name__}")
     try:
-        domain = domain_of(match_of(signature_of(found), cast("Family | None", family), binding).binding)
+        signature = signature_of(found)
+        own = match_of(signature, cast("Family | None", family), binding).binding
+        domain = msgspec.structs.replace(domain_of(own), arguments=arguments_of(signature, own))
     except (TargetError, BindingError, DomainError) as error:
         raise TargetError(f"target={name!r} {error}") from error
+    domain = with_configurations(domain, found, binding)
     return Target(name=name, call=found, domain=domain, binding=binding, promised=stated_features(binding))
+
+
+def with_configurations(domain: Domain, call: Callable[..., object], binding: Binding | None) -> Domain:
+    """Return a domain with the configurations of the kernels that a callable launches, unless they are stated."""
+    if domain.configurations > 1 or (binding is not None and "configurations" in binding.domain):
+        return domain
+    return msgspec.structs.replace(domain, configurations=configurations_of(call))
 
 
 def _is_kernel(found: object) -> bool:
@@ -130,7 +145,10 @@ def _declared(found: Target, name: str, binding: Binding | None) -> Target:
     try:
         target = found if binding is None else replace(found, binding=binding)
         promised = stated_features(target.stated, target.domain)
-        return replace(target, domain=declared(target.domain, target.match.binding), promised=promised)
+        domain = with_configurations(declared(target.domain, target.match.binding), target.call, target.stated)
+        if target.match.binding.paths:
+            domain = msgspec.structs.replace(domain, arguments=arguments_of(target.signature, target.match.binding))
+        return replace(target, domain=domain, promised=promised)
     except FuzzAttnError as error:
         raise TargetError(f"target={name!r} {error}") from error
 

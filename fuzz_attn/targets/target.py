@@ -58,6 +58,8 @@ class Target:
     read: RoundingModel = field(default_factory=RoundingModel)
     promised: frozenset[Feature] = frozenset()
     """The features that its domain or its binding states by name: to refuse one of them is a failure."""
+    unexercised: tuple[str, ...] = ()
+    """Its optional arguments that no case has, in words, once they were looked for."""
 
     @property
     def family(self) -> Family:
@@ -83,6 +85,11 @@ class Target:
     def stored_as(self) -> CacheFormat | None:
         """The format in which it takes the caches, None for a layout of which its calls get copies."""
         return format_of(self.match.binding.cache_layout, self.family)
+
+    @property
+    def autotuned(self) -> bool:
+        """Whether cases choose among configurations of its kernels."""
+        return self.domain.configurations > 1
 
     @property
     def slug(self) -> str:

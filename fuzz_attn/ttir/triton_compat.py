@@ -26,7 +26,7 @@ from triton.compiler import ASTSource, CompilationError, code_generator, make_ba
 from triton.compiler.errors import CompileTimeAssertionFailure, UnsupportedLanguageConstruct
 from triton.errors import TritonError
 from triton.language.semantic import IncompatibleTypeErrorImpl
-from triton.runtime import Autotuner, InterpreterError, JITFunction, OutOfResources
+from triton.runtime import Autotuner, Heuristics, InterpreterError, JITFunction, KernelInterface, OutOfResources
 from triton.runtime.interpreter import InterpretedFunction
 
 from fuzz_attn.errors import LoweringError
@@ -346,27 +346,93 @@ def launches_replaced(launch: Launch) -> Iterator[None]:
             owner.run = original
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchedConfiguration:
+    """The configuration that an autotuned kernel was launched with, by its place among all of its autotuner.
+
+    `left` are the places of those that pruning left. `words` have only what differs between configurations.
+    """
+
+    kernel: str
+    place: int
+    left: tuple[int, ...]
+    words: str
+
+
+def configurations_in(value: object) -> int:
+    """Return how many configurations a decorated function has, also one with heuristics; 0 without an autotuner."""
+    while value is not None and not isinstance(value, Autotuner):
+        value = getattr(value, "fn", None) if isinstance(value, KernelInterface) else None
+    return len(value.configs) if isinstance(value, Autotuner) else 0
+
+
+@contextlib.contextmanager
+def configuration_chosen(number: int) -> Iterator[list[LaunchedConfiguration]]:
+    """Launch autotuned kernels with one configuration each, without a benchmark, until the context is left.
+
+    It is that of a number among those that pruning leaves, counted round and round. Yield what was launched.
+    """
+    launched: list[LaunchedConfiguration] = []
+
+    def run(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        return _run_configuration(self, number, launched, arguments, keywords)
+
+    with mock.patch.object(Autotuner, "run", run):
+        yield launched
+
+
 def _run_first_configuration(self: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Launch an autotuned kernel with the first configuration that its pruning leaves and that compiles.
+    return _run_configuration(self, 0, [], arguments, keywords)
+
+
+def _run_configuration(
+    self: Any,
+    number: int,
+    launched: list[LaunchedConfiguration],
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> Any:
+    """Launch an autotuned kernel with a configuration that its pruning leaves, or the next one that compiles.
 
     As in Triton, only a `static_assert` of the kernel and too little memory on chip make it go on to the next one.
     """
     self.nargs = dict(zip(self.arg_names, arguments, strict=False))
-    configs = self.prune_configs(keywords) if len(self.configs) > 1 else self.configs
-    for number, config in enumerate(configs, 1):
+    left = self.prune_configs(keywords) if len(self.configs) > 1 else self.configs
+    every = [*self.configs, *(config for config in left if config not in self.configs)]  # pruning may make new ones
+    places = tuple(map(every.index, left))
+    number %= len(left)
+    for tried, config in enumerate((*left[number:], *left[:number]), 1):
         self.best_config = config
         chosen = config.all_kwargs()
         if config.pre_hook is not None:
             config.pre_hook({**self.nargs, **keywords, **chosen})
+        kernel = python_function(_innermost(self)).__name__
+        launched.append(LaunchedConfiguration(kernel, every.index(config), places, _differing(every, config)))
         try:
             result = self.fn.run(*arguments, **keywords, **chosen)
-        except LoweringError as error:
-            if error.error not in (STATIC_ASSERT, OutOfResources.__name__) or number == len(configs):
+        except (LoweringError, OutOfResources, CompileTimeAssertionFailure) as error:
+            skipped = not isinstance(error, LoweringError) or error.error in (STATIC_ASSERT, OutOfResources.__name__)
+            if not skipped or tried == len(left):
                 raise
+            launched.pop()
         else:
             break
     self.nargs = None
     return result
+
+
+def _innermost(kernel: Any) -> Any:
+    """Return the decorated function inside autotuners and heuristics."""
+    while isinstance(kernel, (Autotuner, Heuristics)):
+        kernel = kernel.fn
+    return kernel
+
+
+def _differing(configs: list[Any], config: Any) -> str:
+    """Return what of a configuration is not the same in all of them: ``BLOCK_N=128, num_warps=2``."""
+    every = [each.all_kwargs() for each in configs]
+    own = config.all_kwargs().items()
+    return ", ".join(f"{name}={value}" for name, value in own if any(each.get(name) != value for each in every))
 
 
 @contextlib.contextmanager

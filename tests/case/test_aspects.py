@@ -12,6 +12,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from fuzz_attn.case.aspect_table import TABLE
 from fuzz_attn.case.aspects import (
     ASPECTS,
     COMPILED_FEATURES,
@@ -19,7 +20,6 @@ from fuzz_attn.case.aspects import (
     FEATURES_OF,
     NUANCES,
     POISONS,
-    TABLE,
     UNPUBLISHED_FEATURES,
     Aspect,
     Feature,
@@ -40,15 +40,18 @@ from fuzz_attn.strategies.compile_keys import values_in
 from fuzz_attn.strategies.sampling.draws import Sample
 from fuzz_attn.targets.loading import load_target
 
+PATHS = (("fast", (True,)), ("order", ("b", None)))
 ONE_KEY = AttentionCase((Sequence(1),), softmax_scale=0.25)
 
 
 @cache
 def drawn(family: Family) -> tuple[AttentionCase, ...]:
-    """Return cases of a family, one in four as a GPU has them, with options of the compiler."""
+    """Return cases of a family, one in four as a GPU has them, with options of the compiler, and some with paths."""
     domain = msgspec.structs.replace(load_target(family).domain, features=FEATURES_OF[family])
-    random, usual, on_gpu = Random(4), cases(domain), cases(domain.on_gpu())
-    return tuple(Sample(random).draw(usual if number % 4 else on_gpu) for number in range(400))
+    with_paths = msgspec.structs.replace(domain, configurations=5, arguments=PATHS)
+    random, usual, on_gpu, others = Random(4), cases(domain), cases(domain.on_gpu()), cases(with_paths)
+    few = tuple(Sample(random).draw(others) for _ in range(40))
+    return tuple(Sample(random).draw(usual if number % 4 else on_gpu) for number in range(200)) + few
 
 
 def every_case() -> Iterator[AttentionCase]:

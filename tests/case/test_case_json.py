@@ -91,7 +91,7 @@ FULL = AttentionCase(
     ),
     padded_tokens=2,
     poison=PoisonRecipe(keys="huge", values="negative_inf", table="zero", out=1),
-    launch=LaunchHints(path="3d", num_segments=5, tile_size=32, num_warps=8, num_stages=2),
+    launch=LaunchHints("3d", 5, 32, 8, 2, 7, (("use_td", True), ("mode", "b"), ("chunk", None))),
     lse=LogSumExp("2", "heads", with_sinks=False, empty="inf"),
     seed=2**53 - 1,
     form=CallForm("scalar", 1, 2, False, 3, 4, 5),
@@ -114,7 +114,7 @@ GOLDEN = (
     '"strides":{"q_token":1,"q_head":2,"out_token":3,"out_head":4,"cache":"blocks_first","cache_slot":5,"block_table":6,"new_token":7,"new_head":8,"value_slot":9,"new_value_token":10,"new_value_head":11,"page_head":12,"key_chunk":13,"key_slot":14,"value_dim":15,"key_piece":2,"far":["q_head","block_table"]},'
     '"padded_tokens":2,'
     '"poison":{"keys":"huge","values":"negative_inf","table":"zero","out":1},'
-    '"launch":{"path":"3d","num_segments":5,"tile_size":32,"num_warps":8,"num_stages":2},'
+    '"launch":{"path":"3d","num_segments":5,"tile_size":32,"num_warps":8,"num_stages":2,"configuration":7,"arguments":[["use_td",true],["mode","b"],["chunk",null]]},'
     '"lse":{"base":"2","order":"heads","with_sinks":false,"empty":"inf"},'
     '"seed":9007199254740991,'
     '"form":{"scales":"scalar","window":1,"cache_name":2,"query_starts":false,"extra_table_rows":3,"extra_output_rows":4,"extra_new_rows":5}}'
@@ -185,7 +185,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         },
         "padded_tokens": 0,
         "poison": {"keys": "nan", "values": "nan", "table": "one_past", "out": 0},
-        "launch": {"path": "auto", "num_segments": 0, "tile_size": 0, "num_warps": 0, "num_stages": 0},
+        "launch": {"path": "auto", "num_segments": 0, "tile_size": 0, "num_warps": 0, "num_stages": 0}
+        | {"configuration": 0, "arguments": []},
         "filter_by_query_len": False,
         "uint8_cache": False,
         "stale_cache": False,
@@ -369,10 +370,12 @@ def test_equal_cases_make_equal_keys_and_texts() -> None:
         {"heads": HeadLayout(2, 3, 25)},
         {"heads": HeadLayout(2, 4, 24)},
         {"pages": PageLayout(block_size=9)},
-        {"launch": LaunchHints(path="3d", num_segments=6, tile_size=32, num_warps=8, num_stages=2)},
-        {"launch": LaunchHints(path="3d", num_segments=5, tile_size=16, num_warps=8, num_stages=2)},
-        {"launch": LaunchHints(path="3d", num_segments=5, tile_size=32, num_warps=4, num_stages=2)},
-        {"launch": LaunchHints(path="3d", num_segments=5, tile_size=32, num_warps=8, num_stages=3)},
+        {"launch": msgspec.structs.replace(FULL.launch, num_segments=6)},
+        {"launch": msgspec.structs.replace(FULL.launch, tile_size=16)},
+        {"launch": msgspec.structs.replace(FULL.launch, num_warps=4)},
+        {"launch": msgspec.structs.replace(FULL.launch, num_stages=3)},
+        {"launch": msgspec.structs.replace(FULL.launch, configuration=8)},
+        {"launch": msgspec.structs.replace(FULL.launch, arguments=(("use_td", True),))},
         {"launch": LaunchHints()},
     ],
 )

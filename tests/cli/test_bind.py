@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_one_line_and_status_2(bind: Callable[..., Result])
     ("text", "message"),
     [
         ("layout = ", "cannot be read: Invalid value"),
-        ("colour = 3", "has an unknown key 'colour'; known are: family, roles, constants, tensors, sizes, layout, "),
+        ("colour = 3", "has an unknown key 'colour'; known are: family, roles, constants, tensors, sizes, paths, "),
         ("[tensors]\na = { size = [1] }", "binding: Object contains unknown field `size` - at `$.tensors[...]`"),
     ],
 )

@@ -385,6 +385,7 @@ def test_show_saves_a_picture(call: Call, save: Save, folder: Path) -> None:
 
 def test_targets_lists_names_and_domains(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "target_names", lambda: ("unified",))  # each name needs a worker process
+    monkeypatch.setattr("fuzz_attn.cli.targets.FAMILIES", ("unified",))
     result = call("targets")
     assert result.exit_code == 0
     assert result.stdout.startswith("unified (family unified)\n")

@@ -124,7 +124,7 @@ def test_run_writes_a_file_and_the_command_lists_its_gaps(tmp_path: Path, monkey
         "--seed",
         "1",
         "--workers",
-        "2",
+        "1",
         "--out",
         str(tmp_path),
     ]

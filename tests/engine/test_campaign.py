@@ -80,18 +80,18 @@ def test_all_that_a_wrong_target_shows_is_one_failure(campaign: Run) -> None:
 
 
 def test_a_correct_target_passes(campaign: Run) -> None:
-    outcome = campaign("unified_attention", max_cases=150)
+    outcome = campaign("unified_attention", max_cases=100)
     assert outcome.failure is None, outcome.failure
     assert outcome.path is None
     statistics = outcome.statistics
-    assert (statistics.cases, statistics.deaths, statistics.unfinished) == (150, 0, 0)
+    assert (statistics.cases, statistics.deaths, statistics.unfinished) == (100, 0, 0)
     assert {"window", "softcap", "alibi", "qq_bias", "sinks", "fp8_kv", "fp8_out"} <= set(statistics.features)
     assert {"bfloat16", "float16", "float32", "fp8 output"} == set(statistics.ratios)
     assert all(0.0 < ratio <= 1.0 for ratio in statistics.ratios.values())
     assert set(statistics.relations) <= set(RELATIONS)
-    assert 30 < sum(statistics.relations.values()) < 90, "about two cases of five"
+    assert 20 < sum(statistics.relations.values()) < 60, "about two cases of five"
     assert len(statistics.relations) >= 4
-    assert sum(statistics.compile_keys.values()) == 150
+    assert sum(statistics.compile_keys.values()) == 100
 
 
 def test_a_target_gets_only_features_of_its_signature(campaign: Run) -> None:
@@ -102,7 +102,7 @@ def test_a_target_gets_only_features_of_its_signature(campaign: Run) -> None:
 
 
 def test_torch_defaults_that_a_target_sets_are_isolated(campaign: Run) -> None:
-    outcome = campaign("leaves_defaults", max_cases=30)
+    outcome = campaign("leaves_defaults", max_cases=10)
     assert outcome.failure is None, outcome.failure
 
 
@@ -221,13 +221,6 @@ def test_a_harness_that_fails_on_a_case_ends_the_campaign(fake: Fake, tmp_path: 
     assert counterexample.load(tmp_path / "run" / "journal-0.json").case == judged[-1].case
 
 
-def test_the_failure_of_a_flaky_target_is_saved(campaign: Run) -> None:
-    outcome = campaign("fails_once", max_cases=5)
-    assert outcome.failure is not None
-    assert outcome.path is not None
-    assert "raised RuntimeError: only this once" in outcome.failure.verdict.message
-
-
 class Clock:
     """A clock that only launches move."""
 
@@ -264,7 +257,7 @@ def test_the_time_limit_holds_while_shrinking(fake: Fake, clock: Clock) -> None:
 def test_the_search_leaves_time_to_follow_what_a_last_case_shows(fake: Fake, clock: Clock) -> None:
     def slow(verdict_on: Callable[[Order], Verdict]) -> Callable[[Order], Verdict]:
         def verdict(order: Order) -> Verdict:
-            clock.now += 0.05
+            clock.now += 0.2
             return verdict_on(order)
 
         return verdict

@@ -37,8 +37,9 @@ def on_device(starts: Path, spec: Callable[[str], str], monkeypatch: pytest.Monk
     def worker(defect: str) -> IsolatedWorker:
         monkeypatch.setenv("FUZZ_ATTN_TEST_DEVICE", defect)
         monkeypatch.setenv("FUZZ_ATTN_TEST_STARTS", str(starts))
-        script = Path(__file__).with_name("device_worker.py")
-        return IsolatedWorker(Setup(spec("misbehaves_by_length")), command=(sys.executable, "-P", str(script)))
+        monkeypatch.syspath_prepend(Path(__file__).parent)
+        command = (sys.executable, "-P", "-m", "device_worker")  # so it is a fork of the tests' server
+        return IsolatedWorker(Setup(spec("misbehaves_by_length")), command=command)
 
     return worker
 

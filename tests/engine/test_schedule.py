@@ -33,6 +33,8 @@ from fuzz_attn.strategies.compile_keys import key_pool, value_pairs
 from fuzz_attn.targets.loading import load_target
 
 DOMAIN = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
+DRAWN = set(RELATIONS) - {"configurations"}
+"""The relations of targets without an autotuner."""
 
 
 def drawn(size: RoundSize, cases: int = 150) -> list[AttentionCase]:
@@ -73,19 +75,22 @@ def test_rounds_differ_in_keys_and_layouts(size: RoundSize) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_round_on_a_gpu_has_one_relation_that_compiles_another_kernel(seed: int) -> None:
     compiling = {name for name, relation in RELATIONS.items() if relation.compiles}
-    assert relations_of_round(seed, None) == set(RELATIONS)
-    assert set(RELATIONS) - compiling < relations_of_round(seed, ON_GPU.compiling)
-    assert len(relations_of_round(seed, ON_GPU.compiling) & compiling) == 1
+    assert relations_of_round(seed, None, Domain()) == DRAWN
+    assert DRAWN - compiling < relations_of_round(seed, ON_GPU.compiling, Domain())
+    assert len(relations_of_round(seed, ON_GPU.compiling, Domain()) & compiling) == 1
 
 
 def test_the_first_round_on_a_cpu_has_no_relation_that_compiles_another_kernel() -> None:
     compiling = {name for name, relation in RELATIONS.items() if relation.compiles}
-    assert relations_of_round(5, size_on_cpu(0).compiling) == set(RELATIONS) - compiling
-    assert [len(relations_of_round(5, size_on_cpu(number).compiling) & compiling) for number in (1, 2, 9)] == [2, 2, 2]
+    assert relations_of_round(5, size_on_cpu(0).compiling, Domain()) == DRAWN - compiling
+    later = [relations_of_round(5, size_on_cpu(number).compiling, Domain()) & compiling for number in (1, 2, 9)]
+    assert [len(each) for each in later] == [2, 2, 2]
 
 
 def test_rounds_differ_in_relations() -> None:
-    assert frozenset().union(*(relations_of_round(seed, 1) for seed in range(100))) == set(RELATIONS)
+    assert frozenset().union(*(relations_of_round(seed, 1, Domain()) for seed in range(100))) == DRAWN
+    tuned = Domain(configurations=2)
+    assert frozenset().union(*(relations_of_round(seed, 1, tuned) for seed in range(100))) == set(RELATIONS)
 
 
 def cases_of(shared: SharedRound, domain: Domain, seed: int) -> list[AttentionCase]:
@@ -127,7 +132,7 @@ def test_only_later_visits_of_a_key_ask_for_a_relation_that_compiles_another_ker
     assert first.relations == set(RELATIONS) - compiling
     assert len(later.relations & compiling) == 1
     keys = range(len(key_pool(DOMAIN)), 2 * len(key_pool(DOMAIN)))
-    assert {name for number in keys for name in shared_round(DOMAIN, 7, number).relations} == set(RELATIONS)
+    assert {name for number in keys for name in shared_round(DOMAIN, 7, number).relations} == DRAWN
 
 
 def test_shared_rounds_cover_pairs_of_values_early() -> None:

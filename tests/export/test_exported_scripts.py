@@ -237,7 +237,17 @@ def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
         assert text.endswith("WRONG\n")
 
 
-def test_scripts_of_files_find_each_kind_of_failure(case: AttentionCase, scripts: Path, kernels: Path) -> None:
+def checkout_in(folder: Path, module: str) -> Path:
+    """Return a new checkout with a module that has a right target."""
+    checkout = folder / "checkout"
+    checkout.mkdir()
+    shutil.copy(TARGETS / "torch_attention.py", checkout / f"{module}.py")
+    return checkout
+
+
+def test_scripts_of_files_find_each_kind_of_failure(
+    case: AttentionCase, scripts: Path, kernels: Path, tmp_path: Path
+) -> None:
     torch_attention, misbehaving = (f"{kernels / name}.py" for name in ("torch_attention", "misbehaving"))
     far = replace(case, pages=PageLayout(block_size=4, first_block=2**20), strides=Strides())
     far_output = replace(case, strides=Strides(far=("out_token",)))
@@ -255,6 +265,8 @@ def test_scripts_of_files_find_each_kind_of_failure(case: AttentionCase, scripts
     right = f"{torch_attention}:unified_attention"
     save(scripts, "right_in_another_order", right, case, "batch_order")
     save(scripts, "right_far", right, far)
+    checkout = checkout_in(tmp_path, "found_in_a_checkout")
+    save(scripts, "right_in_a_checkout", f"{checkout}::found_in_a_checkout:unified_attention", case)
     form = CallForm(extra_table_rows=2, extra_output_rows=1)
     axes: tuple[FarAxis, ...] = (
         "q_token",
@@ -280,8 +292,10 @@ def test_scripts_of_files_find_each_kind_of_failure(case: AttentionCase, scripts
     assert found["right_seen"][1] == (
         "Only a memory checker sees this: as it was\nThe outputs are right. That does not mean that the kernel is.\n"
     )
-    assert "Its exit status does not tell whether the kernel is still wrong" in (scripts / "right_seen.py").read_text()
-    assert "It exits with 1 while the kernel is wrong" in (scripts / "right_range.py").read_text()
+    # Where the lines of a docstring end depends on the length of the path of this test's folder.
+    seen, ranged = (" ".join((scripts / f"right_{name}.py").read_text().split()) for name in ("seen", "range"))
+    assert "Its exit status does not tell whether the kernel is still wrong" in seen
+    assert "It exits with 1 while the kernel is wrong" in ranged
 
 
 def test_scripts_say_why_and_what_the_failure_needs(case: AttentionCase, scripts: Path, kernels: Path) -> None:
@@ -295,14 +309,10 @@ def test_scripts_say_why_and_what_the_failure_needs(case: AttentionCase, scripts
     assert f"\nWhy: {why}\nNeeds: sliding window, at least 2 keys\n" in docstring
 
 
-def test_script_says_what_is_missing(case: AttentionCase, scripts: Path, kernels: Path, tmp_path: Path) -> None:
-    """A checkout is found where it was, and else the script says what it needs."""
-    checkout = tmp_path / "checkout"
-    checkout.mkdir()
-    shutil.copy(TARGETS / "torch_attention.py", checkout / "in_a_checkout.py")
+def test_script_says_what_is_missing(case: AttentionCase, scripts: Path, tmp_path: Path) -> None:
+    checkout = checkout_in(tmp_path, "in_a_checkout")
     save(scripts, "a", f"{checkout}::in_a_checkout:unified_attention", case)
     export(scripts)
-    assert results(scripts, kernels, "--device", "cpu")["a"] == (0, "right\n")
     (checkout / "in_a_checkout.py").unlink()
     done = subprocess.run([sys.executable, scripts / "a.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -347,8 +357,8 @@ def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: P
 
 
 def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernels: Path) -> None:
-    """Of what the kernels promise, with two of four relations by turns, and with large tensors in a file beside it."""
-    random = Random(7)
+    """Of what the kernels promise, with one of four relations by turns, and with large tensors in a file beside it."""
+    random = Random(11)
     for at, (family, place) in enumerate(BUILT_IN_LAUNCHERS.items()):
         target = built_in(family)
         assert target is not None
@@ -357,12 +367,12 @@ def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernel
         plain = cache.is_latent or cache.is_packed
         own = ("batch_order", "head_permutation") if plain else ("unit_scales", "value_shift")
         relations = ("poison_independence", "value_shift" if cache.is_packed else "page_permutation", *own)
-        for relation in relations[at % 2 :: 2]:
-            save(scripts, f"{family}_{relation}", f"standing.{place}", drawn(domain, relation, random), relation)
+        relation = relations[at % 4]
+        save(scripts, f"{family}_{relation}", f"standing.{place}", drawn(domain, relation, random), relation)
     export(scripts)
     assert list(scripts.glob("*.safetensors"))
     found = results(scripts, kernels, "--device", "cpu")
-    assert len(found) == 2 * len(BUILT_IN_LAUNCHERS)
+    assert len(found) == len(BUILT_IN_LAUNCHERS)
     assert {name: text for name, (status, text) in found.items() if status} == {}
 
 

@@ -20,7 +20,7 @@ CASES = {
     "token_decode": 40,
     "varlen": 40,
     "merge_states": 40,
-    "cache_write": 60,
+    "cache_write": 40,
 }
 
 

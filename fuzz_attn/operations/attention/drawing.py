@@ -97,11 +97,11 @@ def shared_round(domain: Domain, campaign: int, number: int, covered: Collection
     """
     turn, place = divmod(number, len(key_pool(domain)))
     key = _order(domain, derived_seed(campaign, ALL_SHARDS, -1 - turn), frozenset(covered if turn == 0 else ()))[place]
-    seed, compiling = derived_seed(key.number, ALL_SHARDS, turn), _compiling_relations()
+    seed, compiling = derived_seed(key.number, ALL_SHARDS, turn), _compiling_relations(domain)
     if turn and key.number % FREED == 0 and not serves(key):
         key = with_free_sizes(key, domain, Sample(Random(seed)))  # noqa: S311 - nothing secret
     form = form_of(key, layout_pool(family=domain.family, inner_strides=domain.allows("inner_strides")), seed)
-    relations = frozenset(RELATIONS).difference(compiling)
+    relations = frozenset(name for name, relation in RELATIONS.items() if not relation.compiles)
     if turn:
         relations |= {compiling[(key.number + turn) % len(compiling)]}
     return SharedRound(key, form, relations, seed, turn)
@@ -154,7 +154,7 @@ def drawing_of_round(
         layouts_of_round(domain, round_seed, size.layouts),
     )
     strategy = with_choices(cases(domain, keys=keys, layouts=layouts, variants=round_seed))
-    return Drawing(strategy, relations_of_round(round_seed, size.compiling))
+    return Drawing(strategy, relations_of_round(round_seed, size.compiling, domain))
 
 
 def drawing_of_shared(domain: Domain, shared: SharedRound) -> Drawing:
@@ -219,12 +219,15 @@ def layouts_of_round(domain: Domain, round_seed: int, count: int | None) -> tupl
     return tuple(pool[index] for index in Stream(round_seed, _LAYOUTS).permutation(len(pool))[:count].tolist())
 
 
-def relations_of_round(round_seed: int, count: int | None) -> frozenset[str]:
+def relations_of_round(round_seed: int, count: int | None, domain: Domain) -> frozenset[str]:
     """Return the relations of one round: all that need no other kernel, and a seeded sample of those that do."""
-    compiling = _compiling_relations()
+    compiling = _compiling_relations(domain)
     sample = Stream(round_seed, _RELATIONS).permutation(len(compiling))[:count].tolist()
-    return frozenset(RELATIONS) - frozenset(compiling) | {compiling[index] for index in sample}
+    others = (name for name, relation in RELATIONS.items() if not relation.compiles)
+    return frozenset((*others, *(compiling[index] for index in sample)))
 
 
-def _compiling_relations() -> list[str]:
-    return [relation.name for relation in RELATIONS.values() if relation.compiles]
+def _compiling_relations(domain: Domain) -> list[str]:
+    tuned = domain.configurations > 1  # without, what is drawn must not depend on a relation that never holds
+    compiling = (relation.name for relation in RELATIONS.values() if relation.compiles)
+    return [name for name in compiling if tuned or name != "configurations"]

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
+from fuzz_attn.case import paths
 from fuzz_attn.case.aspects import ASPECTS, Aspect, Feature
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.case_fields import CaseFields
@@ -511,4 +512,6 @@ def in_words(value: Value) -> str:
     if isinstance(value, DTypes):
         same = value.q == value.kv == value.out
         return value.q if same else f"q {value.q} with cache {value.kv} and output {value.out}"
+    if isinstance(value, tuple):
+        return paths.in_words(value) or "at their defaults"
     return str(value)

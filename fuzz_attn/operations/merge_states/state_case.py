@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
-from fuzz_attn.case.aspects import SIMPLEST_SIZE, AspectTable
+from fuzz_attn.case.aspect_table import AspectTable
+from fuzz_attn.case.aspects import SIMPLEST_SIZE
 from fuzz_attn.case.case_fields import Seed
 from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.plain import Count, Plain, counted, shortest

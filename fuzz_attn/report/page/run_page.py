@@ -18,6 +18,7 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fuzz_attn.backends import configurations
 from fuzz_attn.binding.conventions import parameters_of
 from fuzz_attn.case import not_drawn
 from fuzz_attn.engine.listeners.results import LEAST_JUDGED
@@ -235,6 +236,10 @@ def _summary(log: RunLog) -> list[tuple[str, str]]:
         rows.insert(5, ("kernels compiled", f"{compiled}, {statistics.kernels_kept} by earlier runs"))
     elif statistics.kernels_compiled or statistics.kernels_loaded:
         rows.insert(5, ("kernels compiled", f"{statistics.kernels_compiled}, {statistics.kernels_loaded} from a cache"))
+    if statistics.configurations:
+        rows.append(("configurations", safe(configurations.covered(statistics.configurations))))
+    if statistics.unexercised:
+        rows.append(("not exercised", safe("; ".join(statistics.unexercised))))
     if statistics.unfinished:
         rows.append(("unfinished", f"{statistics.unfinished}, for at most {statistics.unfinished_seconds:.1f} s"))
     return rows

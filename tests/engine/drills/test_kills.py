@@ -61,7 +61,7 @@ def test_a_killed_parent_leaves_no_process_and_the_failure(start: Start) -> None
 
 @pytest.mark.parametrize("number", INTERRUPTED)
 def test_a_signal_ends_the_search(number: signal.Signals, start: Start) -> None:
-    run = start("slow", *LONG, own_server=number == signal.SIGINT)
+    run = start("slow", *LONG)
     run.wait_until(lambda: running(run))
     run.process.send_signal(number)
     run.end(INTERRUPTED[number])

@@ -72,8 +72,7 @@ def test_a_run_with_many_failures_can_be_ended(
 
 def test_each_worker_of_a_run_knows_what_is_marked(start: Start, tmp_path: Path) -> None:
     """Also where the marked files had only been seen, which the first worker confirms."""
-    start("four_bugs", "--max-cases", "60", folder=tmp_path / "run").end(1)
-    run = start("four_bugs", "--max-cases", "1", folder=tmp_path / "run")
+    run = start("four_bugs", "--max-cases", "60", folder=tmp_path / "run")
     run.end(1)
     for path, found in zip(run.files, run.found, strict=True):
         marks = {"status": "known", "reference": "my/repo#1", "because": "a drill"}

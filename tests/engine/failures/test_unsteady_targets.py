@@ -112,6 +112,12 @@ def test_two_failures_that_alternate_are_followed_to_an_end(tmp_path: Path) -> N
     assert (run.report.exit_status, run.report.lost) == (1, "")
 
 
+def test_what_fails_only_once_is_saved(tmp_path: Path) -> None:
+    run = Run(tmp_path, lambda order, launch: WRONG if launch == 1 else PASSED, cases=5)
+    (row,) = run.report.failures
+    assert counterexample.load(Path(row.path)).verdict.message == "wrong"
+
+
 def test_a_saved_failure_that_fails_in_another_way_several_times_counts_once(tmp_path: Path) -> None:
     save(tmp_path, **KNOWN)
     run = Run(tmp_path, lambda order, launch: CRASH if launch < 4 else WRONG if order.case == LONG else PASSED, cases=5)

@@ -49,14 +49,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (place / "full").write_text("0")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("FUZZ_ATTN_TEST_EVENTS", str(place))
+        environment.syspath_prepend(Path(__file__).parent)
         yield place
 
 
 @pytest.fixture(scope="module")
 def running(folder: Path, service: None, spec: Callable[[str], str]) -> Iterator[IsolatedWorker]:
     """One worker for all tests, each of which leaves it in the service."""
-    script = Path(__file__).with_name("shared_device_worker.py")
-    command = (sys.executable, "-P", str(script))
+    command = (sys.executable, "-P", "-m", "shared_device_worker")  # so it is a fork of the tests' server
     with IsolatedWorker(Setup(spec("misbehaves_by_length")), command=command) as worker:
         yield worker
 
