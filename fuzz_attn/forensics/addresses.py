@@ -115,8 +115,17 @@ def key_findings(lab: Lab) -> Iterator[Finding]:
         found = recovered(lab, tensors)
         row = None if found is None else next((row for row in rows_of_case(lab.case) if _misread(found, row)), None)
         if found is not None and row is not None:
-            yield _misread_key(lab, found, row)
+            own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
+            times = _factor_of(found.actual[row.token, row.head, own], found.expected[row.token, row.head, own])
+            yield _misread_key(lab, found, row) if times is None else _scaled(lab, row, times)
             return
+
+
+def _scaled(lab: Lab, row: Row, times: float) -> Finding:
+    """Return that the scores of a row have a factor, in a launch without what may be wrong beside it."""
+    without = " without the soft cap" * bool(lab.case.softcap)
+    words = f"{row.words}, head {row.head}: the scores have a wrong scale (factor {factor(times)}){without}"
+    return Finding("scale", words)
 
 
 def _misread(found: Recovered, row: Row) -> bool:
@@ -253,12 +262,22 @@ def latent_findings(lab: Lab) -> Iterator[Finding]:
     row = next(row for row in rows_of_case(lab.case) if found.far[row.token, row.head].any())
     own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
     actual, expected = (weights[row.token, row.head, own] for weights in (found.actual, found.expected))
-    if (actual > 0).all() and (expected > 0).all() and len(own) > FEW_KEYS:
-        x, y = (np.log(weights) - np.log(weights).mean() for weights in (expected, actual))
-        times = float((x * y).sum() / max(float((x**2).sum()), 1e-30))
-        if np.abs(y - times * x).max() < FAR * np.abs(y - x).max():
-            words = f"{row.words}, head {row.head}: the scores have a wrong scale (factor {factor(times)})"
-            yield Finding("scale", words)
+    times = _factor_of(actual, expected)
+    if times is not None and abs(times) < FAR and heads.head_size_v > 1:  # the other columns count
+        words = f"{row.words}, head {row.head}: columns {ranges(columns)} of q and K, which are no values, are left out"
+        yield Finding("address", f"{words} of the scores")
+    elif times is not None:
+        words = f"{row.words}, head {row.head}: the scores have a wrong scale (factor {factor(times)})"
+        yield Finding("scale", words)
+
+
+def _factor_of(actual: Array, expected: Array) -> float | None:
+    """Return the factor on the scores of a row that gives its weights; None where none does, or for few keys."""
+    if len(actual) <= FEW_KEYS or not ((actual > 0).all() and (expected > 0).all()):
+        return None
+    x, y = (np.log(weights) - np.log(weights).mean() for weights in (expected, actual))
+    times = float((x * y).sum() / max(float((x**2).sum()), 1e-30))
+    return times if np.abs(y - times * x).max() < FAR * np.abs(y - x).max() else None
 
 
 def _latent_columns_lost(lab: Lab) -> Iterator[Finding]:

@@ -282,7 +282,7 @@ def _joined(case: AttentionCase, other: AttentionCase, found: Explanation, told:
     first = told.findings[0]
     if not first.cause:
         first = msgspec.structs.replace(first, cause=found.findings[0].cause)
-    findings = (first, *told.findings[1:], *(found.findings if told.reason == "address" else own))[:MOST_FINDINGS]
+    findings = (first, *told.findings[1:], *own)[:MOST_FINDINGS]
     return Explanation(findings, told.heatmap, found.launches + told.launches, difference(case, other))
 
 

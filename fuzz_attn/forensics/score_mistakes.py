@@ -163,11 +163,19 @@ def _misread(terms: Terms, column: Array) -> dict[str, Array]:
 
 
 def _left_out(terms: Terms, column: Array) -> dict[str, Array]:
-    """Return the bias without one of its columns that some row sees, or without all from one on."""
+    """Return the bias without one of its columns that some row sees, or without all from one on.
+
+    The only column of a bias may be left out as the first or as the last one.
+    """
+    assert terms.matrix is not None
     seen = np.unique(column[terms.visible & (column >= 0)])[:MOST_COLUMNS].tolist()
-    found = {f"is not added in column {each}": np.where(column == each, 0.0, terms.bias) for each in seen}
-    ends = {f"is not added from column {each} on": np.where(column >= each, 0.0, terms.bias) for each in seen[1:-1]}
-    return found | ends
+    ends = {"the first": 0, "the last": terms.matrix.shape[1] - 1}
+    found = {
+        f"is not added in column {each}{place}": np.where(column == each, 0.0, terms.bias)
+        for each in seen
+        for place in [f", {words}" for words, end in ends.items() if each == end] or [""]
+    }
+    return found | {f"is not added from column {n} on": np.where(column >= n, 0.0, terms.bias) for n in seen[1:-1]}
 
 
 def _at(terms: Terms, offset: Array, chosen: Array) -> Array:
