@@ -141,6 +141,14 @@ class LoweringError(SimulatorError):
         self.stated = stated
 
 
+class UnknownInstructionError(SimulatorError):
+    """Assembly that the simulator cannot run; the text is the first instruction that it does not know."""
+
+
+class WarpsAskedError(SimulatorError):
+    """A kernel asks for its number of warps, which a launch chooses and the front end does not know."""
+
+
 class LoopLimitError(SimulatorError):
     """A loop of a kernel that exceeds the simulator's limit of iterations."""
 

@@ -35,7 +35,7 @@ from fuzz_attn.ttir.argument_types import Bound, grid_of
 from fuzz_attn.ttir.ir import Function, Location
 from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 from fuzz_attn.ttir.lowering import SCALAR_TYPES, TORCH_TYPES
-from fuzz_attn.ttir.triton_compat import launches_replaced, reinterpreted_type
+from fuzz_attn.ttir.triton_compat import is_gluon, launches_replaced, reinterpreted_type
 
 _VIEWED: Final = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
 """Types that numpy does not know, and as what it sees their elements."""
@@ -94,6 +94,8 @@ class Session:
 
     def _launch(self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], grid: Any) -> None:
         function = self.simulator.translations.translated(kernel)
+        if is_gluon(function):
+            raise UnsupportedOperation("Gluon, in which this kernel is written,", definition_of(function))
         bound = self.simulator.bind(function, arguments, keywords)
         extents = grid_of(grid, bound.values)
         try:

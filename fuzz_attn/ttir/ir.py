@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import ml_dtypes
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
@@ -30,6 +33,7 @@ _STRING: Final = re.compile(r'"([^"]*)"')
 _CONSTANT: Final = re.compile(r"\s*(?:\{[^}]*\}\s*)?(?:dense<(.*?)>|(\S+))(?: : |$)")
 _HINT: Final = re.compile(r"tt\.(divisibility|contiguity|constancy)(?:_arg(\d+))? = dense<\[?([^\]>]*)\]?>")
 _INTEGER: Final = re.compile(r"-?\d+")
+_FP8: Final = {"f8E4M3FN": ml_dtypes.float8_e4m3fn, "f8E5M2": ml_dtypes.float8_e5m2}
 _FLOAT_BITS: Final = {"f64": ("<Q", "<d"), "f32": ("<I", "<f"), "f16": ("<H", "<e")}
 
 
@@ -112,6 +116,8 @@ def _parse_bits(bits: int, element: str) -> float:
         return float(struct.unpack(unpacked, struct.pack(packed, bits))[0])
     if element == "bf16":
         return float(struct.unpack("<f", struct.pack("<I", bits << 16))[0])
+    if element in _FP8:
+        return float(np.uint8(bits).view(_FP8[element]))
     raise ValueError(f"{bits=} of {element=}")
 
 

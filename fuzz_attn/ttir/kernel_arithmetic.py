@@ -193,7 +193,7 @@ _DIVISIONS: Final = frozenset({"arith.divf", "tt.precise_divf"})
 _SPREAD: Final = frozenset(f"tt.{name}" for name in ("broadcast", "expand_dims", "reshape", "trans", "splat"))
 _MOVES: Final = _SPREAD | {"arith.select"}
 _SCALED: Final = _SPREAD | {"arith.mulf"}
-_STORES: Final = frozenset({"tt.store", "tt.descriptor_store", "tt.atomic_rmw", "tt.atomic_cas"})
+_STORES: Final = frozenset({"tt.store", "tt.descriptor_store", "tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_store"})
 _LOGARITHMS: Final = ("math.log", "__nv_log", "__nv_fast_log", "lg2.approx")
 _TINY: Final = 2.0**-25
 """Added to a count in float32, it changes nothing."""

@@ -18,9 +18,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fuzz_attn.errors import LoweringError, UnsupportedOperation
+from fuzz_attn.errors import LoweringError, UnsupportedOperation, WarpsAskedError
 from fuzz_attn.owners import is_in_library
-from fuzz_attn.ttir.ir import UNKNOWN_LOCATION
+from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
 from fuzz_attn.ttir.triton_compat import (
     STATED,
     STATIC_ASSERT,
@@ -148,6 +148,10 @@ class Lowering:
             with self._translations.accepted():
                 return front_end.ttir(function, signature, constants, self._contexts[0])
         except Exception as error:
+            if isinstance(causes_of(error)[-1], WarpsAskedError):
+                place = next(iter(position for cause in causes_of(error) for position in compiled_at(cause)), None)
+                location = UNKNOWN_LOCATION if place is None else Location(place.file, place.line)
+                raise UnsupportedOperation("the number of warps as a value of a kernel", location) from error
             raise rejected(error, function.__name__) from error
 
 

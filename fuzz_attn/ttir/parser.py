@@ -10,6 +10,7 @@ from fuzz_attn.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Block, Function, Location, Locations, Operation, Type, Value, parse_type
 
 _NAME = re.compile(r"%[\w$.\-]+(?:#\d+)?")
+_QUOTED = re.compile(r'"[^"]*"')
 _RESULTS = re.compile(r"^((?:%[\w$.\-]+(?::\d+)?(?:, )?)+) = ")
 _OPERATION = re.compile(r'^"?([a-z_]+\.[\w.]+)"?')
 _FUNCTION = re.compile(r"^tt\.func (public |private )?@([\w$.\-\"]+)\((.*)\)(?: -> .*?)?(?: attributes .*)? \{$")
@@ -126,12 +127,13 @@ class _Parser:
             return self._combining(name, rest, names)
         location = self._location(location_text)
         if rest.endswith("{"):
-            raise UnsupportedOperation(name, location)
+            raise UnsupportedOperation(name, location if location_text else self._closing_location(self._region()[1]))
         operation = Operation(name, [], text=rest, location=location, inlined=(self._locations, location_text))
         if name in ("cf.br", "cf.cond_br"):
             self._branch(operation, rest)
             return operation
-        operation.operands = [self._use(found) for found in _NAME.findall(rest)]
+        plain = _QUOTED.sub("", rest) if '"' in rest else rest  # assembly has names of its own
+        operation.operands = [self._use(found) for found in _NAME.findall(plain)]
         operation.results = [self._define(*pair) for pair in zip(names, _typed(name, rest, len(names)), strict=True)]
         return operation
 

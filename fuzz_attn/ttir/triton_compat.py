@@ -29,7 +29,7 @@ from triton.language.semantic import IncompatibleTypeErrorImpl
 from triton.runtime import Autotuner, Heuristics, InterpreterError, JITFunction, KernelInterface, OutOfResources
 from triton.runtime.interpreter import InterpretedFunction
 
-from fuzz_attn.errors import LoweringError
+from fuzz_attn.errors import LoweringError, WarpsAskedError
 
 TARGET: Final = ("cuda", 90, 32)
 """The device that kernels are lowered for; the simulator stops long before its instructions matter."""
@@ -76,6 +76,11 @@ def defaults_of(kernel: Any) -> dict[str, Any]:
 def is_function(value: object) -> bool:
     """Return whether a value is a function decorated with `triton.jit`, for the compiler or the interpreter."""
     return isinstance(value, (JITFunction, InterpretedFunction))
+
+
+def is_gluon(kernel: Any) -> bool:
+    """Return whether a kernel is written in Gluon, Triton's language with layouts."""
+    return bool(getattr(kernel, "is_gluon", lambda: False)())
 
 
 def is_interpreted(value: object) -> bool:
@@ -223,13 +228,27 @@ class FrontEnd:
         """Return the text of a kernel's TTIR, made from its first IR after a change."""
         options, backend = self._options, self._backend
         implementation = backend.get_codegen_implementation(options)
-        module = source.make_ir(self._target, options, implementation, backend.get_module_map(), context)
+        module = source.make_ir(
+            self._target, _without_warps(options), implementation, backend.get_module_map(), context
+        )
         if change is not None:
             change(module, context)
         stages: dict[str, Any] = {}
         backend.add_stages(stages, options, source.language)
         module = stages["ttir"](module, {})
         return module.str() if hasattr(module, "str") else str(module)
+
+
+def _without_warps(options: Any) -> Any:
+    """Return options of the compiler that raise WarpsAskedError for the number of warps."""
+
+    def number(_: object) -> int:
+        raise WarpsAskedError
+
+    own = type(options)
+    copy: Any = object.__new__(type(own.__name__, (own,), {"num_warps": property(number)}))
+    copy.__dict__.update(options.__dict__)
+    return copy
 
 
 def _replace_descriptors(module: Any, context: Any) -> None:

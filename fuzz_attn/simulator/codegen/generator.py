@@ -123,8 +123,9 @@ def _passed(emitter: Emitter, arguments: Sequence[Value]) -> Group:
     return Group(tuple(arrays))
 
 
-_STORES: Final = frozenset({"tt.store", "tt.atomic_rmw", "tt.atomic_cas"})
-_LOADS: Final = frozenset({"tt.load", "tt.atomic_rmw", "tt.atomic_cas"})
+_STORES: Final = frozenset({"tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_store"})
+_LOADS: Final = frozenset({"tt.load", "tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_load", "tt.atomic_poll"})
+_WAITS: Final = frozenset({"tt.atomic_cas", "tt.atomic_poll"})
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def generate(function: Function, coverage: bool, extension: Extension = NO_EXTEN
         stored=_accessed(emitter, operations, _STORES),
         loaded=_accessed(emitter, operations, _LOADS),
         elements=_largest_tile(operations),
-        sequential=any(operation.name == "tt.atomic_cas" for operation in operations),
+        sequential=any(operation.name in _WAITS for operation in operations),
         arithmetic=arithmetic_of(function),
         undefined=emitter.undefined,
         shared=largest_operand(function),

@@ -16,7 +16,7 @@ import numpy as np
 from fuzz_attn.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.codegen.statements import NO_ORIGIN, Origin
 from fuzz_attn.simulator.mask_outcomes import Masks, cover
-from fuzz_attn.simulator.runtime import elementwise, float_formats, hints, lanes, memory, ranges, tiles
+from fuzz_attn.simulator.runtime import elementwise, float_formats, hints, lanes, libdevice, memory, ptx, ranges, tiles
 from fuzz_attn.simulator.runtime.memory import select
 from fuzz_attn.ttir.ir import Location, Type
 from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
@@ -48,11 +48,15 @@ NAMESPACE: Final[dict[str, Any]] = {
     "error_function": elementwise.error_function,
     "float_to_integer": float_formats.float_to_integer,
     "fused_multiply_add": elementwise.fused_multiply_add,
+    "library": libdevice.library,
     "reciprocal_root": elementwise.reciprocal_root,
     "round_bf16": float_formats.round_bf16,
     "round_f16": float_formats.round_f16,
     "round_to": float_formats.round_to,
     "truncate_to": float_formats.truncate_to,
+    # assembly
+    "assembled": ptx.assembled,
+    "assembly_of": ptx.assembly_of,
     # tiles
     "concatenate": tiles.concatenate,
     "dot": tiles.dot,
@@ -71,6 +75,7 @@ NAMESPACE: Final[dict[str, Any]] = {
     "columns_of": memory.columns_of,
     "hinted": hints.hinted,
     "hinted_pointer": hints.hinted_pointer,
+    "poll": memory.poll,
     "prefix_length": tiles.prefix_length,
     "unit_start": tiles.unit_start,
     # lanes and control flow

@@ -394,7 +394,7 @@ class Memory(Buffer):
         return int(np.count_nonzero(self.layout.inside(offsets, width))) == offsets.size
 
 
-_UPDATES: dict[str, Callable[[Array, Array], Array]] = {
+_UPDATES: dict[str, Callable[..., Array]] = {
     "add": lambda old, new: old + new,
     "fadd": lambda old, new: old + new,
     "and": lambda old, new: old & new,
@@ -405,6 +405,8 @@ _UPDATES: dict[str, Callable[[Array, Array], Array]] = {
     "umax": lambda old, new: np.maximum(_unsigned(old), _unsigned(new)).view(old.dtype),
     "umin": lambda old, new: np.minimum(_unsigned(old), _unsigned(new)).view(old.dtype),
     "exch": lambda old, new: new,
+    "load": lambda old: old,
+    "store": lambda old, new: new,
 }
 
 
@@ -423,28 +425,51 @@ def atomic(
     mask: Array | None,
     *values: Array,
 ) -> Array:
-    """Update the elements at `offsets`, read as `element`, by `kind`; return the old ones, 0 where masked."""
+    """Update the elements at `offsets`, read as `element`, by `kind`; return the old ones, 0 where masked.
+
+    Two kinds do only half of it: a "load" changes nothing, and what a "store" returns means nothing.
+    """
     shape = np.broadcast_shapes(offsets.shape, (lanes.size,) + (1,) * (offsets.ndim - 1))
     offsets = np.broadcast_to(offsets, shape)
     active = np.ones(shape, np.bool_) if mask is None else np.broadcast_to(mask, shape)
     if memory.layout.empty or not memory.layout.inside(offsets)[active].all():
-        kind = FindingKind.OUT_OF_BOUNDS_STORE
-        _, active = discard_outside(memory, run, kind, site, lanes, offsets, active)
+        outside = FindingKind.OUT_OF_BOUNDS_LOAD if kind == "load" else FindingKind.OUT_OF_BOUNDS_STORE
+        offsets, active = discard_outside(memory, run, outside, site, lanes, offsets, active)
     order = np.argsort(lanes, kind="stable")
     chosen = active[order]
     positions = offsets[order][chosen]
     operands = [np.broadcast_to(value, shape)[order][chosen] for value in values]
-    if memory.written is not None and not memory.written[positions].all():
+    if kind != "store" and memory.written is not None and not memory.written[positions].all():
         everywhere = np.where(active, offsets, 0)[order]
         check_written(memory, run, site, lanes[order], everywhere, chosen)
     old = _apply(memory, kind, element, positions, operands)
-    if memory.written is not None:
+    if kind != "load" and memory.written is not None:
         memory.written[positions] = True
     result = np.zeros(shape, old.dtype)
     ordered = np.zeros(shape, old.dtype)
     ordered[chosen] = old
     result[order] = ordered
     return result
+
+
+def poll(
+    run: Reporter,
+    memory: Memory,
+    element: str,
+    site: int,
+    lanes: Array,
+    offsets: Array,
+    expected: Array,
+    limited: bool,
+) -> Array:
+    """Return where the elements at `offsets` have an expected value; programs run one after the other.
+
+    Raises RuntimeError for one that waits without a limit for what no program before it stored.
+    """
+    found: Array = atomic(run, memory, "load", element, site, lanes, offsets, None) == expected
+    if not limited and not found.all():
+        raise RuntimeError("waits for a value that no program before this one stored")
+    return found
 
 
 def _apply(memory: Memory, kind: str, element: str, positions: Array, operands: list[Array]) -> Array:
@@ -461,7 +486,7 @@ def _apply(memory: Memory, kind: str, element: str, positions: Array, operands: 
 def _update(memory: Memory, kind: str, element: str, positions: Array, operands: list[Array]) -> Array:
     stored = from_bits(memory.flat[positions], memory.element)
     old = stored if element == memory.element else bitcast(stored, memory.element, element)
-    new = np.where(old == operands[0], operands[1], old) if kind == "cas" else _UPDATES[kind](old, operands[0])
+    new = np.where(old == operands[0], operands[1], old) if kind == "cas" else _UPDATES[kind](old, *operands)
     if old.dtype.kind == "f":
         new = round_to(new, element)
     new = new.astype(old.dtype, copy=False)

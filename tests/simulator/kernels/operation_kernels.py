@@ -8,6 +8,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 MINUS_ZERO = -0.0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 0.0
 """What the front end makes of a -0.0 written in a kernel."""
@@ -388,3 +389,286 @@ def control_kernel(out_ptr, limits_ptr, OPERATION: tl.constexpr):
     else:
         tl.static_assert(False, "no such operation")
     tl.store(out_ptr + program, total)
+
+
+@triton.jit
+def assembly_kernel(x_ptr, y_ptr, out_ptr, num_elements, OPERATION: tl.constexpr, BLOCK: tl.constexpr):
+    """Computes elements by instructions of the GPU, of one or two operands of one type."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < num_elements
+    x = tl.load(x_ptr + offsets, mask=mask)
+    y = tl.load(y_ptr + offsets, mask=mask)
+    if OPERATION == "add":
+        result = tl.inline_asm_elementwise("add.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, True, 1)
+    elif OPERATION == "mul":
+        result = tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=r,r,r", [x, y], tl.float32, True, 1)
+    elif OPERATION == "add_ftz":
+        result = tl.inline_asm_elementwise("add.ftz.f32 $0, $1, $2;", "=f, f, f", [x, y], tl.float32, True, 1)
+    elif OPERATION == "div":
+        result = tl.inline_asm_elementwise("div.rn.f32 $0, $1, $2;", "=r,r,r", [x, y], tl.float32, True, 1)
+    elif OPERATION == "fma":
+        result = tl.inline_asm_elementwise("fma.rn.f32 $0, $1, $2, $1;", "=f,f,f", [x, y], tl.float32, True, 1)
+    elif OPERATION == "fma_bf16":
+        FMA_BF16: tl.constexpr = "fma.rn.bf16x2 $0, $1, $2, $1;"
+        result = tl.inline_asm_elementwise(FMA_BF16, "=r,r,r", [x, y], tl.bfloat16, True, 2)
+    elif OPERATION == "exp2":
+        result = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    elif OPERATION == "tanh":
+        result = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    elif OPERATION == "reciprocal":
+        result = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    elif OPERATION == "rsqrt":
+        result = tl.inline_asm_elementwise("rsqrt.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    elif OPERATION == "e4m3":
+        E4M3: tl.constexpr = "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;"
+        result = tl.inline_asm_elementwise(E4M3, "=h,f,f", [x], tl.float8e4nv, True, 2)
+    elif OPERATION == "e4m3_of_four":
+        E4M3_OF_FOUR: tl.constexpr = """{
+            .reg .b16 lower, upper;  // two elements each
+            cvt.rn.satfinite.e4m3x2.f32 lower, $2, $1;
+            cvt.rn.satfinite.e4m3x2.f32 upper, $4, $3;
+            mov.b32 $0, {lower, upper};
+        }"""
+        result = tl.inline_asm_elementwise(E4M3_OF_FOUR, "=r,f,f,f,f", [x], tl.float8e4nv, True, 4)
+    elif OPERATION == "widen_e4m3":
+        WIDEN_E4M3: tl.constexpr = "cvt.rn.f16x2.e4m3x2 $0, $1;"
+        result = tl.inline_asm_elementwise(WIDEN_E4M3, "=r,h", [x], tl.float16, True, 2)
+    elif OPERATION == "e2m1":
+        E2M1: tl.constexpr = """{
+            .reg .b8 pair;
+            cvt.rn.satfinite.e2m1x2.f32 pair, $2, $1;
+            cvt.u32.u8 $0, pair;
+        }"""
+        result = tl.inline_asm_elementwise(E2M1, "=r,f,f", [x, y], tl.uint8, True, 1)
+    elif OPERATION == "bf16_pair":
+        BF16_PAIR: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+        result = tl.inline_asm_elementwise(BF16_PAIR, "=r,f,f", [x], tl.bfloat16, True, 2)
+    elif OPERATION == "round":
+        result = tl.inline_asm_elementwise("cvt.rni.s32.f32 $0, $1;", "=r,f", [x], tl.int32, True, 1)
+    elif OPERATION == "majority":
+        result = tl.inline_asm_elementwise("lop3.b32 $0, $1, $2, 255, 0xe8;", "=r,r,r", [x, y], tl.int32, True, 1)
+    elif OPERATION == "bytes":
+        result = tl.inline_asm_elementwise("prmt.b32 $0, $1, $2, 0x5c10;", "=r,r,r", [x, y], tl.int32, True, 1)
+    elif OPERATION == "larger":
+        LARGER: tl.constexpr = """.reg .pred more;
+            setp.gt.s32 more, $1, $2;
+            selp.b32 $0, $1, $2, more;"""
+        result = tl.inline_asm_elementwise(LARGER, "=r,r,r", [x, y], tl.int32, True, 1)
+    elif OPERATION == "shift":
+        SHIFT: tl.constexpr = "{ .reg .b32 t<2>; shl.b32 t0, $1, 3; shr.u32 t1, $2, 29; or.b32 $0, t0, t1; }"
+        result = tl.inline_asm_elementwise(SHIFT, "=r,r,r", [x, y], tl.int32, True, 1)
+    else:
+        tl.static_assert(False, "no such operation")
+    tl.store(out_ptr + offsets, result, mask=mask)
+
+
+@triton.jit
+def any_assembly_kernel(x_ptr, out_ptr, TEXT: tl.constexpr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets)
+    tl.store(out_ptr + offsets, tl.inline_asm_elementwise(TEXT, "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1))
+
+
+@triton.jit
+def mixed_assembly_kernel(x_ptr, out_ptr, steps):
+    """Adds numbers that are the same in all programs to rows, in a loop, and doubles odd rows."""
+    program = tl.program_id(0)
+    columns = tl.arange(0, 8)
+    x = tl.load(x_ptr + program * 8 + columns)
+    two = tl.inline_asm_elementwise("mov.b32 $0, 0f40000000;", "=f", [], tl.float32, True, 1)
+    for step in range(steps + program):
+        x = tl.inline_asm_elementwise("add.f32 $0, $1, $2;", "=f,f,f", [x, columns + step * 1.0], tl.float32, True, 1)
+    if program % 2 == 1:
+        x = tl.inline_asm_elementwise("mul.f32 $0, $1, $2;", "=f,f,f", [x, two], tl.float32, True, 1)
+    place = tl.inline_asm_elementwise("mad.lo.s32 $0, $1, 8, $2;", "=r,r,r", [program, columns], tl.int32, True, 1)
+    tl.store(out_ptr + place, x)
+
+
+@triton.jit
+def clock_kernel(out_ptr):
+    """Stores two times, one after the other, and the number of the program's processor."""
+    program = tl.program_id(0)
+    tl.store(out_ptr + program * 3, tl.extra.cuda.globaltimer())
+    tl.store(out_ptr + program * 3 + 1, tl.extra.cuda.globaltimer())
+    tl.store(out_ptr + program * 3 + 2, tl.extra.cuda.smid())
+
+
+@triton.jit
+def library_kernel(x_ptr, y_ptr, out_ptr, num_elements, OPERATION: tl.constexpr, BLOCK: tl.constexpr):
+    """Computes elements by functions of CUDA's library."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < num_elements
+    x = tl.load(x_ptr + offsets, mask=mask)
+    y = tl.load(y_ptr + offsets, mask=mask)
+    if OPERATION == "fast_expf":
+        result = libdevice.fast_expf(x)
+    elif OPERATION == "fast_dividef":
+        result = libdevice.fast_dividef(x, y)
+    elif OPERATION == "fast_logf":
+        result = libdevice.fast_logf(x)
+    elif OPERATION == "pow":
+        result = libdevice.pow(x, y)
+    elif OPERATION == "log1p":
+        result = libdevice.log1p(x)
+    elif OPERATION == "atan2":
+        result = libdevice.atan2(x, y)
+    elif OPERATION == "erfc":
+        result = libdevice.erfc(x)
+    elif OPERATION == "round":
+        result = libdevice.round(x)
+    elif OPERATION == "nearbyint":
+        result = libdevice.nearbyint(x)
+    elif OPERATION == "copysign":
+        result = libdevice.copysign(x, y)
+    elif OPERATION == "div_rn":
+        result = libdevice.div_rn(x, y)
+    elif OPERATION == "fma":
+        result = libdevice.fma(x, y, x)
+    elif OPERATION == "llrint":
+        result = libdevice.llrint(x)
+    elif OPERATION == "float2int_rd":
+        result = libdevice.float2int_rd(x)
+    elif OPERATION == "float_as_int":
+        result = libdevice.float_as_int(x)
+    elif OPERATION == "finite":
+        result = libdevice.finitef(x).to(tl.int32)
+    elif OPERATION == "signbit":
+        result = libdevice.signbit(x).to(tl.int32)
+    elif OPERATION == "saturate":
+        result = libdevice.saturatef(x)
+    elif OPERATION == "clz":
+        result = libdevice.clz(x)
+    elif OPERATION == "ffs":
+        result = libdevice.ffs(x)
+    elif OPERATION == "popc":
+        result = libdevice.popc(x)
+    elif OPERATION == "brev":
+        result = libdevice.brev(x)
+    elif OPERATION == "div_rz":
+        result = libdevice.div_rz(x, y)
+    else:
+        tl.static_assert(False, "no such operation")
+    tl.store(out_ptr + offsets, result, mask=mask)
+
+
+@triton.jit
+def combine_three(a, b, c, d, e, f):
+    return a * d, b * d + e, tl.maximum(c, f)
+
+
+@triton.jit
+def tile_kernel(x_ptr, out_ptr, OPERATION: tl.constexpr, DIM: tl.constexpr, FLAG: tl.constexpr):
+    """Rearranges tiles of 4 x 8 numbers, along an axis and with a flag where the operation has them."""
+    rows, columns = tl.arange(0, 4)[:, None], tl.arange(0, 8)[None, :]
+    program = tl.program_id(0)
+    places = rows * 8 + columns
+    x = tl.load(x_ptr + program * 32 + places)
+    if OPERATION == "cat":
+        both = tl.cat(x, -x, dim=DIM)
+        height: tl.constexpr = 8 if DIM == 0 else 4
+        width: tl.constexpr = 64 // height
+        wide = tl.arange(0, height)[:, None] * width + tl.arange(0, width)[None, :]
+        tl.store(out_ptr + program * 64 + wide, both)
+    elif OPERATION == "scan":
+        scanned = tl.associative_scan((x, x + 1, (x * 3).to(tl.int32)), DIM, combine_three, reverse=FLAG)
+        for number in tl.static_range(3):
+            tl.store(out_ptr + program * 96 + number * 32 + places, scanned[number].to(tl.float32))
+    elif OPERATION == "topk":
+        tl.store(out_ptr + program * 8 + rows * 2 + tl.arange(0, 2)[None, :], tl.topk(x, 2))
+    else:
+        if OPERATION == "gather":
+            index = (places * 5 + program) % (4 if DIM == 0 else 8)
+            result = tl.gather(x, index, DIM)
+        elif OPERATION == "sort":
+            result = tl.sort(x, descending=FLAG)
+        elif OPERATION == "flip":
+            result = tl.flip(x, DIM)
+        else:
+            tl.static_assert(False, "no such operation")
+        tl.store(out_ptr + program * 32 + places, result)
+
+
+@triton.jit
+def masked_histogram_kernel(x_ptr, out_ptr, size):
+    places = tl.arange(0, 32)
+    x = tl.load(x_ptr + tl.program_id(0) * 32 + places)
+    tl.store(out_ptr + tl.program_id(0) * 8 + tl.arange(0, 8), tl.histogram(x, 8, mask=places < size))
+
+
+@triton.jit
+def compare_and_swap_kernel(target_ptr, old_ptr, expected, value):
+    """Each program puts its own value into 8 places where they hold what it expects."""
+    places = tl.arange(0, 8)
+    program = tl.program_id(0)
+    zeros = tl.zeros((8,), target_ptr.dtype.element_ty)
+    old = tl.atomic_cas(target_ptr + places, zeros + expected, zeros + value + program)
+    tl.store(old_ptr + program * 8 + places, old)
+
+
+@triton.jit
+def count_kernel(count_ptr, out_ptr, BLOCK: tl.constexpr):
+    """Counts at places of which some may be outside."""
+    places = tl.arange(0, BLOCK)
+    tl.store(out_ptr + places, tl.atomic_add(count_ptr + places, 1))
+
+
+@triton.jit
+def atomic_copy_kernel(x_ptr, out_ptr, size):
+    places = tl.arange(0, 8)
+    x = tl.atomic_load(x_ptr + places, mask=places < size)
+    tl.atomic_store(out_ptr + places, x + 1, mask=places < size)
+
+
+@triton.jit
+def poll_kernel(flag_ptr, out_ptr, wanted, LIMITED: tl.constexpr):
+    """Each program waits for the number before its own and stores its own."""
+    program = tl.program_id(0)
+    if LIMITED:
+        seen = tl.atomic_poll(flag_ptr, program + wanted, timeout_ns=1000)
+    else:
+        seen = tl.atomic_poll(flag_ptr, program + wanted)
+    tl.store(out_ptr + program, seen.to(tl.int32))
+    tl.atomic_store(flag_ptr, program + 1)
+
+
+@triton.jit
+def block_pointer_kernel(x_ptr, out_ptr, rows, columns, PADDING: tl.constexpr, CHECKED: tl.constexpr):
+    """Stores two tiles, 8 columns apart, of which parts are outside of the matrix."""
+    x = tl.make_block_ptr(x_ptr, (rows, columns), (columns, 1), (1, 4), (8, 16), (1, 0))
+    out = tl.make_block_ptr(out_ptr, (8, 32), (32, 1), (0, 0), (8, 16), (1, 0))
+    for _ in range(2):
+        tile = tl.load(x, boundary_check=(0, 1), padding_option=PADDING) if CHECKED else tl.load(x)
+        tl.store(out, tile, boundary_check=(0, 1))
+        x = tl.advance(x, (0, 8))
+        out = tl.advance(out, (0, 16))
+
+
+@triton.jit
+def indexed_descriptor_kernel(x_ptr, index_ptr, out_ptr, rows, columns, GATHERS: tl.constexpr):
+    """Loads or stores 8 rows by their numbers, from column 4 on."""
+    numbers = tl.load(index_ptr + tl.arange(0, 8))
+    places = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    if GATHERS:
+        x = tl.make_tensor_descriptor(x_ptr, [rows, columns], [columns, 1], [1, 16])
+        tl.store(out_ptr + places, x.gather(numbers, 4))
+    else:
+        out = tl.make_tensor_descriptor(out_ptr, [rows, columns], [columns, 1], [1, 16])
+        out.scatter(tl.load(x_ptr + places), numbers, 4)
+
+
+@triton.jit
+def padded_descriptor_kernel(x_ptr, out_ptr, rows, columns, PADDING: tl.constexpr):
+    x = tl.make_tensor_descriptor(x_ptr, [rows, columns], [columns, 1], [8, 16], padding_option=PADDING)
+    places = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tl.store(out_ptr + places, x.load([1, 4]))
+
+
+@triton.jit
+def updating_descriptor_kernel(x_ptr, out_ptr, rows, columns, OPERATION: tl.constexpr):
+    """Updates tiles of 8 x 16 numbers, which overlap those of other programs and reach outside."""
+    out = tl.make_tensor_descriptor(out_ptr, [rows, columns], [columns, 1], [8, 16])
+    x = tl.load(x_ptr + tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :])
+    if OPERATION == "add":
+        out.atomic_add([tl.program_id(0) * 4, 4], x)
+    else:
+        out.atomic_max([tl.program_id(0) * 4, 4], x)

@@ -15,6 +15,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
@@ -51,8 +53,31 @@ def default_kernel(out_ptr, value=3, FACTOR: tl.constexpr = 2):
 
 @triton.jit
 def assembly_kernel(out_ptr):
-    value = tl.inline_asm_elementwise("mov.u32 $0, 1;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
+    value = tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(out_ptr, value)
+
+
+@gluon.jit
+def gluon_kernel(out_ptr):
+    gl.store(out_ptr, 1.0)
+
+
+@triton.jit
+def warps_kernel(out_ptr):
+    tl.store(out_ptr, tl.extra.cuda.num_warps())
+
+
+@triton.jit
+def doubled_if_positive(x):
+    if x > 0:
+        return x * 2
+    return x
+
+
+@triton.jit
+def mapped_kernel(x_ptr):
+    places = tl.arange(0, 4)
+    tl.store(x_ptr + places, tl.map_elementwise(doubled_if_positive, tl.load(x_ptr + places)))
 
 
 @triton.jit
@@ -162,7 +187,7 @@ def test_an_unknown_operation_names_itself_and_its_line() -> None:
         pytest.raises(UnsupportedOperation, match=r"tt\.elementwise_inline_asm .*test_launch\.py:\d+"),
     ):
         assembly_kernel[(1,)](torch.zeros(1, dtype=torch.int32))
-    assert [error.operation for error in session.unsupported] == ["tt.elementwise_inline_asm"]
+    assert [error.operation for error in session.unsupported] == ["tt.elementwise_inline_asm of mov.u32 $0, %laneid"]
 
 
 def test_a_kernel_that_does_not_compile() -> None:
@@ -228,3 +253,19 @@ def test_a_launch_keeps_denormal_numbers_whatever_the_cpu_was_told() -> None:
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(out, torch.full((64,), 1e-40))
+
+
+def test_a_kernel_in_gluon_is_refused_in_one_line() -> None:
+    with simulate() as session, pytest.raises(UnsupportedOperation, match=r"^Gluon, .*test_launch\.py:\d+$"):
+        gluon_kernel[(1,)](torch.zeros(1))
+    assert len(session.unsupported) == 1
+
+
+def test_a_kernel_that_computes_with_its_number_of_warps_is_refused() -> None:
+    with simulate(), pytest.raises(UnsupportedOperation, match=r"^the number of warps .*test_launch\.py:\d+$"):
+        warps_kernel[(1,)](torch.zeros(1, dtype=torch.int32), num_warps=8)
+
+
+def test_an_operation_with_a_region_is_refused_at_its_line() -> None:
+    with simulate(), pytest.raises(UnsupportedOperation, match=r"^tt\.map_elementwise .*test_launch\.py:\d+$"):
+        mapped_kernel[(1,)](torch.zeros(4))

@@ -127,18 +127,9 @@ def _nothing(emitter: Emitter, operation: Operation) -> None:
     """Emit nothing."""
 
 
-def _assembly(emitter: Emitter, operation: Operation) -> None:
-    """Emit nothing for waits for other launches, which Triton before 3.9 writes in assembly."""
-    if "griddepcontrol" not in operation.attributes.string:
-        raise emitter.unsupported(operation.name)
-    for result in operation.results:
-        emitter.define(result, emitter.literal(0, result.type.shape, result.type.element))
-
-
 HANDLERS: dict[str, Handler] = {
     "llvm.intr.assume": _assume,
     "tt.assert": _assert,
-    "tt.elementwise_inline_asm": _assembly,
     **dict.fromkeys(["tt.print", "ttg.barrier", "gpu.barrier", "tt.return"], _nothing),
     **dict.fromkeys(["tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"], _nothing),
 }

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, elementwise, rounded
 from fuzz_attn.simulator.codegen.expressions import (
-    NUMPY,
-    Attribute,
     Binary,
     Builder,
     Expression,
     Unary,
+    call,
+    constant,
     function,
     infix,
-    method,
     numpy,
     numpy_function,
     prefix,
 )
+from fuzz_attn.simulator.runtime.libdevice import library_name
 from fuzz_attn.ttir.ir import Operation
 
 _ARITHMETIC: dict[str, Builder] = {
@@ -41,6 +41,7 @@ _ARITHMETIC: dict[str, Builder] = {
     "arith.mulf": infix("*"),
     "arith.divf": infix("/"),
     "tt.precise_divf": infix("/"),
+    "tt.approx_divf": infix("/"),
     "arith.remf": numpy_function("fmod"),
     "arith.maxnumf": numpy_function("fmax"),
     "arith.minnumf": numpy_function("fmin"),
@@ -85,35 +86,6 @@ _COMPARISONS: dict[str, Builder] = {
 }
 
 
-def _test(name: str) -> Builder:
-    """Return the builder of a function of numpy with a truth value, which the library returns as an integer."""
-    return lambda operand: method(numpy(name, operand), "astype", Attribute(NUMPY, "int32"))
-
-
-_LIBRARY: dict[str, Builder] = {
-    "tanh": numpy_function("tanh"),
-    "exp": numpy_function("exp"),
-    "exp2": numpy_function("exp2"),
-    "log": numpy_function("log"),
-    "log2": numpy_function("log2"),
-    "log1p": numpy_function("log1p"),
-    "expm1": numpy_function("expm1"),
-    "sqrt": numpy_function("sqrt"),
-    "rsqrt": function("reciprocal_root"),
-    "erf": function("error_function"),
-    "fabs": numpy_function("abs"),
-    "floor": numpy_function("floor"),
-    "ceil": numpy_function("ceil"),
-    "trunc": numpy_function("trunc"),
-    "rint": numpy_function("rint"),
-    "pow": numpy_function("power"),
-    "fmod": numpy_function("fmod"),
-    "isnan": _test("isnan"),
-    "isinf": _test("isinf"),
-}
-"""Functions of libdevice: `__nv_tanh` for float64, `__nv_tanhf` for float32."""
-
-
 def _float(emitter: Emitter, operation: Operation) -> None:
     build = _ARITHMETIC[operation.name]
     element = operation.results[0].type.element
@@ -140,11 +112,15 @@ def _fma(emitter: Emitter, operation: Operation) -> None:
 
 
 def _library(emitter: Emitter, operation: Operation) -> None:
-    symbol = operation.attributes.named.get("symbol", "").removeprefix("__nv_")
-    build = _LIBRARY.get(symbol) or _LIBRARY.get(symbol.removesuffix("f"))
-    if build is None:
+    symbol = operation.attributes.named.get("symbol", "")
+    name = library_name(symbol)
+    if not name:
         raise emitter.unsupported(f"tt.extern_elementwise {symbol}".strip())
-    elementwise(emitter, operation, build)
+
+    def build(*operands: Expression) -> Expression:
+        return call("library", constant(name), *operands)
+
+    elementwise(emitter, operation, build, arrays=True)
 
 
 HANDLERS: dict[str, Handler] = {

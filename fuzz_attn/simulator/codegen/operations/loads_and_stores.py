@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from fuzz_attn.simulator.codegen.access_plans import (
     Access,
@@ -210,27 +211,49 @@ def _store(emitter: Emitter, operation: Operation) -> None:
     _by_form(emitter, access, column_axes(access), by_rows, by_elements)
 
 
+_ATOMIC_VALUES: Final = {"tt.atomic_load": 0, "tt.atomic_store": 1, "tt.atomic_rmw": 1, "tt.atomic_cas": 2}
+"""How many values stand between the address of an atomic and its mask."""
+
+
 def _atomic(emitter: Emitter, operation: Operation) -> None:
-    exchange = operation.name == "tt.atomic_cas"
-    access = access_of(emitter, operation, 3 if exchange else 2)
-    result = operation.results[0]
+    count = _ATOMIC_VALUES[operation.name]
+    access = access_of(emitter, operation, 1 + count)
     check_overflow(emitter, access)
-    kind = constant("cas" if exchange else operation.attributes.keyword)
+    kind = operation.name.removeprefix("tt.atomic_")
+    kind = operation.attributes.keyword if kind == "rmw" else kind
     _, site, lanes = lane_arguments(emitter)
     offsets = emitter.read(spread_offsets(emitter, access))
-    operands = [emitter.operand(operation, index) for index in ((1, 2) if exchange else (1,))]
+    operands = [emitter.operand(operation, 1 + index) for index in range(count)]
     values = [emitter.read(emitter.ranked(operand)) for operand in operands]
-    name = emitter.fresh()
     mask = whole_mask(emitter, access)
-    what = (RUN, access.memory, kind, constant(result.type.element))
-    emitter.add(Assign(name, call("atomic", *what, site, lanes, offsets, mask, *values), effect=True))
-    emitter.define(result, Term(name, access.sizes, True, emitter.region, result.type.element))
-    track_result(emitter, result)
+    element = operation.operands[0].type.element
+    what = (RUN, access.memory, constant(kind), constant(element), site, lanes, offsets, mask, *values)
+    _define_atomic(emitter, operation, access, call("atomic", *what))
+
+
+def _poll(emitter: Emitter, operation: Operation) -> None:
+    access = access_of(emitter, operation, len(operation.operands))
+    check_overflow(emitter, access)
+    _, site, lanes = lane_arguments(emitter)
+    offsets = emitter.read(spread_offsets(emitter, access))
+    expected = emitter.read(emitter.ranked(emitter.operand(operation, 1)))
+    limited = constant("timeout" in operation.text)
+    element = constant(operation.operands[0].type.element)
+    polled = call("poll", RUN, access.memory, element, site, lanes, offsets, expected, limited)
+    _define_atomic(emitter, operation, access, polled)
+
+
+def _define_atomic(emitter: Emitter, operation: Operation, access: Access, made: Expression) -> None:
+    name = emitter.fresh()
+    emitter.add(Assign(name, made, effect=True))
+    for result in operation.results:
+        emitter.define(result, Term(name, access.sizes, True, emitter.region, result.type.element))
+        track_result(emitter, result)
 
 
 HANDLERS: dict[str, Handler] = {
     "tt.load": _load,
     "tt.store": _store,
-    "tt.atomic_rmw": _atomic,
-    "tt.atomic_cas": _atomic,
+    **dict.fromkeys(_ATOMIC_VALUES, _atomic),
+    "tt.atomic_poll": _poll,
 }

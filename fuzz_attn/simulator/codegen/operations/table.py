@@ -9,6 +9,7 @@ from fuzz_attn.simulator.codegen.operations import (
     control_flow,
     floats,
     grid,
+    inline_assembly,
     integers,
     loads_and_stores,
     shapes,
@@ -25,6 +26,7 @@ _HANDLERS: dict[str, Handler] = {
     **loads_and_stores.HANDLERS,
     **control_flow.HANDLERS,
     **assertions.HANDLERS,
+    **inline_assembly.HANDLERS,
 }
 
 HANDLERS: dict[str, Handler] = {

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import linecache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fuzz_attn.errors import LoweringError
 from fuzz_attn.simulator.findings import FindingKind
 from fuzz_attn.simulator.session import simulate
 
 KERNELS = "foreign_kernels.py"
+
+
+@pytest.fixture
+def operations(module_at: Any) -> Any:
+    """Return the module with a kernel for each family of operations."""
+    return module_at(Path(__file__).parents[2] / "kernels" / "operation_kernels.py")
 
 
 def _matrix(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -129,3 +138,103 @@ def test_descriptors_with_other_tiles_are_other_kernels(kernels: Any) -> None:
             kernels.given_descriptor_kernel[(32 // rows,)](*tiles, 2, ROWS=rows)
             assert torch.equal(out, x * 2)
     assert session.simulator.lowering.count == 2
+
+
+@pytest.mark.parametrize("padding", ["zero", "nan"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+)
+def test_the_padding_of_a_descriptor_in_each_type(operations: Any, dtype: torch.dtype, padding: str) -> None:
+    x, out = _matrix(6, 20).fmod(9).to(dtype), torch.zeros(8, 16, dtype=dtype)
+    with simulate() as session:
+        operations.padded_descriptor_kernel[(1,)](x, out, 6, 20, PADDING=padding)
+    outside = float("nan") if padding == "nan" else 0.0
+    expected = torch.full((8, 16), outside)
+    expected[:5] = x.float()[1:, 4:]
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=0, equal_nan=True)
+    assert not session.findings
+
+
+def test_the_nan_padding_of_a_given_descriptor_in_fp8(kernels: Any) -> None:
+    x, out = _matrix(20, 16).fmod(9).to(torch.float8_e4m3fn), torch.zeros(32, 16, dtype=torch.float8_e4m3fn)
+    tiles = TensorDescriptor.from_tensor(x, [16, 16], "nan"), TensorDescriptor.from_tensor(out, [16, 16])
+    with simulate() as session:
+        kernels.given_descriptor_kernel[(2,)](*tiles, 1, ROWS=16)
+    assert torch.equal(out[:20].float(), x.float())
+    assert out[20:].float().isnan().all()
+    assert not session.findings
+
+
+ROWS = [0, 19, 3, 4, 7, 20, -1, 2]
+
+
+def test_a_gather_of_rows_reads_zeros_for_those_outside(operations: Any) -> None:
+    x, out = _matrix(20, 24), torch.full((8, 16), 7.0)
+    with simulate() as session:
+        operations.indexed_descriptor_kernel[(1,)](x, torch.tensor(ROWS, dtype=torch.int32), out, 20, 24, GATHERS=True)
+    expected = [x[row, 4:20] if row in range(20) else torch.zeros(16) for row in ROWS]
+    assert torch.equal(out, torch.stack(expected))
+    assert not session.findings
+
+
+def test_a_scatter_of_rows_stores_nothing_outside(operations: Any) -> None:
+    x, out = _matrix(8, 16), torch.zeros(20, 24)
+    with simulate() as session:
+        operations.indexed_descriptor_kernel[(1,)](x, torch.tensor(ROWS, dtype=torch.int32), out, 20, 24, GATHERS=False)
+    expected = torch.zeros(20, 24)
+    for row, source in zip(ROWS, x, strict=True):
+        if row in range(20):
+            expected[row, 4:20] = source
+    assert torch.equal(out, expected)
+    assert not session.findings
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype"),
+    [("add", torch.float32), ("add", torch.bfloat16), ("add", torch.int32), ("max", torch.int32)],
+)
+def test_tiles_that_several_programs_update(operations: Any, operation: str, dtype: torch.dtype) -> None:
+    x, out = _matrix(8, 16, dtype), torch.full((10, 24), 50, dtype=dtype)
+    expected = out.clone()
+    for first in (0, 4):
+        part = expected[first : first + 8, 4:20]
+        expected[first : first + 8, 4:20] = (
+            part + x[: len(part)] if operation == "add" else part.maximum(x[: len(part)])
+        )
+    with simulate() as session:
+        operations.updating_descriptor_kernel[(2,)](x, out, 10, 24, OPERATION=operation)
+    assert torch.equal(out, expected)
+    assert not session.findings
+
+
+REMOVED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+has_block_pointers = pytest.mark.skipif(REMOVED, reason="Triton 3.9 removed block pointers")
+
+
+@has_block_pointers
+@pytest.mark.filterwarnings("ignore:.* deprecated:UserWarning")
+@pytest.mark.parametrize("padding", ["zero", "nan"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_block_pointer_that_advances(operations: Any, dtype: torch.dtype, padding: str) -> None:
+    x, out = _matrix(6, 20, dtype), torch.zeros(8, 32, dtype=dtype)
+    with simulate() as session:
+        operations.block_pointer_kernel[(1,)](x, out, 6, 20, PADDING=padding, CHECKED=True)
+    outside = float("nan") if padding == "nan" else 0.0
+    around = torch.nn.functional.pad(x.float(), (0, 32, 0, 16), value=outside)
+    expected = torch.cat([around[1:9, 4:20], around[1:9, 12:28]], dim=1)
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=0, equal_nan=True)
+    assert not session.findings
+
+
+@has_block_pointers
+@pytest.mark.filterwarnings("ignore:.* deprecated:UserWarning")
+def test_a_block_pointer_without_a_check_reads_outside_of_its_tensor(operations: Any) -> None:
+    with simulate() as session:
+        operations.block_pointer_kernel[(1,)](_matrix(6, 20), torch.zeros(8, 32), 6, 20, PADDING="zero", CHECKED=False)
+    assert {finding.kind for finding in session.findings} == {FindingKind.OUT_OF_BOUNDS_LOAD}
+
+
+@pytest.mark.skipif(not REMOVED, reason="Triton has block pointers")
+def test_block_pointers_that_triton_removed_are_refused_in_its_words(operations: Any) -> None:
+    with simulate(), pytest.raises(LoweringError, match="Block pointers have been removed"):
+        operations.block_pointer_kernel[(1,)](_matrix(6, 20), torch.zeros(8, 32), 6, 20, PADDING="zero", CHECKED=True)

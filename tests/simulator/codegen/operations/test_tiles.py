@@ -181,3 +181,69 @@ def test_what_a_mask_leaves_out_is_the_other_down_to_its_sign(
             other = torch.arange(rows * 16).view(rows, 16)
         expected = torch.where(_let_through(form, rows), x[::step].view(rows, 16), other.to(dtype))
         torch.testing.assert_close(out, 1 / expected.float(), rtol=0, atol=0)
+
+
+def _tiles() -> torch.Tensor:
+    return torch.randperm(96, generator=torch.Generator().manual_seed(8)).reshape(3, 4, 8).float() % 31 - 15
+
+
+def _scanned(x: torch.Tensor, dim: int, reverse: bool) -> torch.Tensor:
+    """The three scans of `combine_three`, one after the other."""
+    moved = (x.flip(dim) if reverse else x).movedim(dim, -1).double()
+    parts = [moved, moved + 1, moved * 3]
+    running = [[part[..., 0]] for part in parts]
+    for place in range(1, moved.shape[-1]):
+        (a, b, c), (d, e, f) = (one[-1] for one in running), (part[..., place] for part in parts)
+        for one, value in zip(running, (a * d, b * d + e, torch.maximum(c, f)), strict=True):
+            one.append(value)
+    results = [torch.stack(one, -1).movedim(-1, dim) for one in running]
+    return torch.stack([one.flip(dim) if reverse else one for one in results], 1).float()
+
+
+@pytest.mark.parametrize(("dim", "reverse"), [(0, False), (0, True), (1, False), (1, True)])
+def test_a_scan_of_three_tiles(kernels: Any, dim: int, reverse: bool) -> None:
+    x = _tiles().clamp(-2, 2)
+    out = torch.empty(3, 3, 4, 8)
+    with simulate():
+        kernels.tile_kernel[(3,)](x, out, OPERATION="scan", DIM=dim, FLAG=reverse)
+    _same(out, _scanned(x, dim + 1, reverse))
+
+
+@pytest.mark.parametrize(("operation", "dim"), [("cat", 0), ("cat", 1), ("gather", 0), ("gather", 1), ("flip", 0)])
+def test_rearrangements_along_an_axis(kernels: Any, operation: str, dim: int) -> None:
+    x = _tiles()
+    places = (torch.arange(32).view(4, 8) * 5 + torch.arange(3).view(3, 1, 1)) % (4 if dim == 0 else 8)
+    expected = {
+        "cat": torch.cat([x, -x], dim + 1),
+        "gather": x.gather(dim + 1, places),
+        "flip": x.flip(dim + 1),
+    }[operation]
+    out = torch.empty_like(expected)
+    with simulate():
+        kernels.tile_kernel[(3,)](x, out, OPERATION=operation, DIM=dim, FLAG=False)
+    _same(out, expected)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_sort_of_rows(kernels: Any, descending: bool) -> None:
+    x, out = _tiles(), torch.empty(3, 4, 8)
+    with simulate():
+        kernels.tile_kernel[(3,)](x, out, OPERATION="sort", DIM=1, FLAG=descending)
+    _same(out, x.sort(2, descending=descending).values)
+
+
+def test_the_largest_of_each_row(kernels: Any) -> None:
+    x, out = _tiles(), torch.empty(3, 4, 2)
+    with simulate():
+        kernels.tile_kernel[(3,)](x, out, OPERATION="topk", DIM=1, FLAG=False)
+    _same(out, x.topk(2, 2).values)
+
+
+@pytest.mark.parametrize("size", [0, 20, 32])
+def test_a_histogram_counts_where_its_mask_holds(kernels: Any, size: int) -> None:
+    x = torch.randint(-2, 10, (3, 32), generator=torch.Generator().manual_seed(9)).to(torch.int32)
+    out = torch.empty(3, 8, dtype=torch.int32)
+    with simulate():
+        kernels.masked_histogram_kernel[(3,)](x, out, size)
+    counted = [[int((row[:size] == number).sum()) for number in range(8)] for row in x]
+    assert out.tolist() == counted
