@@ -33,7 +33,7 @@ _REASONS: Final[dict[str, Reason]] = {
 }
 DEAD_ENTRY: Final = ", a number that dead entries of the block table hold"
 _CACHES: Final = ("key_cache", "value_cache")
-_OF_WRITES: Final = frozenset(("uninitialised", "race", "conflicting_store", "unordered_load"))
+_OF_ORDER: Final = frozenset(("race", "conflicting_store", "unordered_load"))
 SMALLEST_BLOCK: Final = 16
 """Heads of fewer columns are padded to this size, and others to a power of two."""
 _PACKED: Final = ("query", "out", "new_keys", "new_values")
@@ -62,7 +62,9 @@ def _named(tensors: AttentionTensors) -> dict[str, torch.Tensor]:
 def reason_of_access(observation: Observation, tensors: AttentionTensors, case: AttentionCase) -> Reason:
     """Return the reason for a sanitizer's finding, by the tensor that it is about."""
     found = accessed(observation, tensors)
-    by_writes: Reason = "unwritten" if observation.kind in _OF_WRITES else "address"
+    if observation.kind in _OF_ORDER:
+        return "race"
+    by_writes: Reason = "unwritten" if observation.kind == "uninitialised" else "address"
     if found is None:
         return by_writes
     name, offset = found

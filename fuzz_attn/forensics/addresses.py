@@ -115,8 +115,17 @@ def key_findings(lab: Lab) -> Iterator[Finding]:
         found = recovered(lab, tensors)
         row = None if found is None else next((row for row in rows_of_case(lab.case) if _misread(found, row)), None)
         if found is not None and row is not None:
-            yield _misread_key(lab, found, row)
+            own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
+            times = _factor_of(found.actual[row.token, row.head, own], found.expected[row.token, row.head, own])
+            yield _misread_key(lab, found, row) if times is None else _scaled(lab, row, times)
             return
+
+
+def _scaled(lab: Lab, row: Row, times: float) -> Finding:
+    """Return that the scores of a row have a factor, in a launch without what may be wrong beside it."""
+    without = " without the soft cap" * bool(lab.case.softcap)
+    words = f"{row.words}, head {row.head}: the scores have a wrong scale (factor {factor(times)}){without}"
+    return Finding("scale", words)
 
 
 def _misread(found: Recovered, row: Row) -> bool:
@@ -233,6 +242,10 @@ def latent_findings(lab: Lab) -> Iterator[Finding]:
     Keys are unit vectors in the columns of their values, and have a digit of their place in the others.
     """
     tensors, heads = without_scores(lab.cleared()), lab.case.heads
+    lost = list(_latent_columns_lost(lab))
+    if lost:
+        yield from lost
+        return
     columns = range(heads.head_size_v, heads.head_size)
     gain = score_scale(tensors) * max(len(columns), 1)
     if not gain:
@@ -249,25 +262,82 @@ def latent_findings(lab: Lab) -> Iterator[Finding]:
     row = next(row for row in rows_of_case(lab.case) if found.far[row.token, row.head].any())
     own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
     actual, expected = (weights[row.token, row.head, own] for weights in (found.actual, found.expected))
-    if (actual > 0).all() and (expected > 0).all() and len(own) > FEW_KEYS:
-        x, y = (np.log(weights) - np.log(weights).mean() for weights in (expected, actual))
-        times = float((x * y).sum() / max(float((x**2).sum()), 1e-30))
-        if np.abs(y - times * x).max() < FAR * np.abs(y - x).max():
-            words = f"{row.words}, head {row.head}: the scores have a wrong scale (factor {factor(times)})"
-            yield Finding("scale", words)
+    times = _factor_of(actual, expected)
+    if times is not None and abs(times) < FAR and heads.head_size_v > 1:  # the other columns count
+        words = f"{row.words}, head {row.head}: columns {ranges(columns)} of q and K, which are no values, are left out"
+        yield Finding("address", f"{words} of the scores")
+    elif times is not None:
+        words = f"{row.words}, head {row.head}: the scores have a wrong scale (factor {factor(times)})"
+        yield Finding("scale", words)
+
+
+def _factor_of(actual: Array, expected: Array) -> float | None:
+    """Return the factor on the scores of a row that gives its weights; None where none does, or for few keys."""
+    if len(actual) <= FEW_KEYS or not ((actual > 0).all() and (expected > 0).all()):
+        return None
+    x, y = (np.log(weights) - np.log(weights).mean() for weights in (expected, actual))
+    times = float((x * y).sum() / max(float((x**2).sum()), 1e-30))
+    return times if np.abs(y - times * x).max() < FAR * np.abs(y - x).max() else None
+
+
+def _latent_columns_lost(lab: Lab) -> Iterator[Finding]:
+    """Yield the columns of the values of a latent cache that do not count in its keys' scores, of some of them.
+
+    Each in turn is the only one of q that is not 0. One key of the last row is 1 there, and all others are 0.
+    """
+    size, row = lab.case.heads.head_size_v, rows_of_case(lab.case)[-1]
+    cells = np.unique(lab.cells.keys_of(row.sequence, row.kv_head)[: row.end])
+    if size < 2 or len(cells) < 2 or cells[0] < 0:
+        return
+    tried, lost = _some_columns(size), []
+    for column in tried:
+        tensors = without_scores(lab.cleared())
+        if not score_scale(tensors):
+            return
+        _fill_column(lab, tensors, column)
+        places = np.where(np.arange(len(cells)) == 0, column, (column + 1) % size)
+        lab.set_values(tensors, cells, places, 1.0)
+        probed = lab.run(tensors)
+        actual, expected = (part[row.token, row.head, column] for part in (probed.actual, probed.expected))
+        even = 1.0 / len(cells)
+        if abs(actual - even) < FAR * abs(expected - even):
+            lost.append(column)
+    if lost:
+        yield _columns_lost(row, lost, tried, "the latent part, whose numbers are also the values", size)
+
+
+def _columns_lost(row: Row, lost: list[int], tried: list[int], whole: str, size: int) -> Finding:
+    """Return that columns are left out of the scores, which may be the ``whole`` of those tried."""
+    everything = len(lost) == len(tried) and bool(whole)
+    columns = f"columns {ranges(range(size))}" if everything else f"column{'s' * (len(lost) > 1)} {ranges(lost)}"
+    part = f", {whole}," if everything else f" (of {len(tried)} tried)" * (len(tried) < size and len(lost) > 1)
+    verb = "is" if len(lost) == 1 else "are"
+    words = f"{row.words}, head {row.head}: {columns} of q and K{part} {verb} left out of the scores"
+    return Finding(
+        "address", words, cause=f"address: {'all' if everything else 'some'} columns are left out of the scores"
+    )
+
+
+def _some_columns(size: int) -> list[int]:
+    """Return the first columns of a head, some of the others, and the last one."""
+    return sorted({*range(min(size, 16)), *range(0, size, max(1, size // 8)), size - 1})
+
+
+def _fill_column(lab: Lab, tensors: AttentionTensors, column: int) -> None:
+    """Set all of q to 0 but one column, which adds 2 to the score of a key that is 1 there."""
+    one = torch.zeros(lab.case.heads.head_size).index_fill(0, torch.tensor([column]), 2.0 / score_scale(tensors))
+    bits = bits_of(one.to(tensors.query.dtype)).to(tensors.query.device)
+    bits_of(tensors.query)[: lab.case.num_tokens] = bits
 
 
 def dimension_findings(lab: Lab, columns: Iterable[int] | None = None) -> Iterator[Finding]:
     """Yield a column in which query and key do not meet, of some columns or of a choice of all."""
     size = lab.case.heads.head_size
-    some = {*range(min(size, 16)), *range(0, size, max(1, size // 8)), size - 1}
-    for column in sorted(some) if columns is None else columns:
+    for column in _some_columns(size) if columns is None else columns:
         tensors = without_scores(lab.cleared())
-        gain = score_scale(tensors)
-        if not gain:
+        if not score_scale(tensors):
             return
-        one = torch.zeros(size).index_fill(0, torch.tensor([column]), 2.0 / gain).to(tensors.query.dtype)
-        bits_of(tensors.query)[: lab.case.num_tokens] = bits_of(one).to(tensors.query.device)
+        _fill_column(lab, tensors, column)
         keys = np.zeros((len(lab.cells), size))
         keys[:, column] = (lab.cells.slot + lab.cells.block) % 2
         lab.set_all_keys(tensors, keys)

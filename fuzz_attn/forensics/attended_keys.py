@@ -16,6 +16,7 @@ from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.recipes import Chunks, Custom, Lookahead
 from fuzz_attn.forensics.explanation import (
+    OR,
     Finding,
     Heatmap,
     Reason,
@@ -296,6 +297,9 @@ def mask_findings(found: Recovered, case: AttentionCase, wrong_rows: Array) -> l
 
     ``wrong_rows`` bool ``[num_tokens, num_query_heads]`` are the rows whose output is wrong: they are shown first.
     """
+    overwritten = _of_decodes(found, case)
+    if overwritten is not None:
+        return [overwritten]
     all_readings = readings(found, case)
     all_readings.sort(key=lambda reading: not wrong_rows[reading.row.token, reading.row.head])
     findings: dict[str, Finding] = {}
@@ -308,6 +312,45 @@ def mask_findings(found: Recovered, case: AttentionCase, wrong_rows: Array) -> l
     if counted and not findings:
         return [_uneven(counted[0], found, case) or _of_sums(counted, case)]
     return sorted(findings.values(), key=lambda finding: (finding.vague, finding.reason not in DEEPEST))
+
+
+def _of_decodes(found: Recovered, case: AttentionCase) -> Finding | None:
+    """Return that each wrong row i attends what the last token of sequence i sees, all of it in the cache.
+
+    So it is where a decode writes one row for each sequence, also for those of several tokens. None if it is not so.
+    One such row alone may attend stale keys for another reason.
+    """
+    wrong = {reading.row.token for reading in readings(found, case)}
+    rows = [row for row in rows_of_case(case) if row.token in wrong]
+    if not all(row.token < len(case.sequences) and _decoded(found, case, row) for row in rows):
+        return None
+    first = next((row for row in rows if case.reads_packed[row.sequence] and not _is_last_of(row, case)), None)
+    if first is None:
+        return None
+    words = (
+        f"row {first.token} of the output, {first.words}, attends what the last token of sequence {first.token} sees, "
+        "all of it in the cache: a decode of that sequence writes a row that is of another token"
+        + f"{OR}it attends stale keys of the cache"
+        * (len(wrong) == 1)
+    )
+    return Finding("foreign sequence", words, vague=len(wrong) == 1)
+
+
+def _is_last_of(row: Row, case: AttentionCase) -> bool:
+    """Return whether a row is the last token of the sequence with the number of its token."""
+    return row.sequence == row.token and row.query == case.sequences[row.token].query_len - 1
+
+
+def _decoded(found: Recovered, case: AttentionCase, row: Row) -> bool:
+    """Return whether a row attends what the last token of the sequence with its token's number sees, in the cache."""
+    sequence, actual = case.sequences[row.token], np.nan_to_num(found.actual[row.token, row.head])
+    last = case.visibility.position(sequence.query_len - 1, sequence.context_len)
+    seen = case.visibility.keys_of(last, sequence.seq_len)
+    attended = np.flatnonzero(actual > ATTENDED * max(actual.max(initial=0.0), 1e-6)).tolist()
+    places = [(int(found.cells.block[cell]), int(found.cells.slot[cell])) for cell in attended]
+    owners = [owner for place in places for owner in found.cells.owners.get(place, []) if place[0] != PACKED]
+    positions = sorted(owner.position for owner in owners if owner.sequence == row.token)
+    return positions == list(seen) and {int(found.cells.head[cell]) for cell in attended} == {row.kv_head}
 
 
 def _uneven(reading: Reading, found: Recovered, case: AttentionCase) -> Finding | None:

@@ -142,7 +142,7 @@ def _longer(sequence: Sequence, growth: Growth, case: AttentionCase) -> Sequence
     return Sequence(sequence.query_len + more, sequence.context_len + growth.keys)
 
 
-SHIFTED: Final = ("causal", "unwritten", "address")
+SHIFTED: Final = ("causal", "unwritten", "race", "address")
 """Reasons that may follow from rows that are taken for other heads, which a case with one head cannot show."""
 
 
@@ -277,12 +277,12 @@ def _told(experiment: Experiment, case: AttentionCase, until: float) -> Explanat
 
 
 def _joined(case: AttentionCase, other: AttentionCase, found: Explanation, told: Explanation) -> Explanation:
-    """Return the findings of a larger case, then those of the case itself; a guess at addresses ends with a reason."""
-    own = [finding for finding in found.findings if not (finding.vague and finding.reason == "address")]
+    """Return the findings of a larger case, then those of the case itself without its guesses, which that one ends."""
+    own = [finding for finding in found.findings if not finding.vague]
     first = told.findings[0]
     if not first.cause:
         first = msgspec.structs.replace(first, cause=found.findings[0].cause)
-    findings = (first, *told.findings[1:], *(found.findings if told.reason == "address" else own))[:MOST_FINDINGS]
+    findings = (first, *told.findings[1:], *own)[:MOST_FINDINGS]
     return Explanation(findings, told.heatmap, found.launches + told.launches, difference(case, other))
 
 

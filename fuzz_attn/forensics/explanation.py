@@ -103,6 +103,7 @@ Reason: TypeAlias = Literal[
     "address",
     "unwritten",
     "earlier call",
+    "race",
     "arithmetic",
     "unknown",
 ]
@@ -116,14 +117,15 @@ Reason: TypeAlias = Literal[
 - a term of the score or of the denominator: query-query ``bias``, ALiBi ``slope``, ``sink``, ``scale``, ``soft cap``;
 - a ``denominator`` that does not fit the weights;
 - an ``address``: strides, offsets, columns;
-- elements that are never written, or written by another row (``unwritten``);
+- elements that are never written, or written that must not be (``unwritten``);
+- an element that two programs, or two lanes of one, use without an order, and one of them writes (``race``);
 - something that an ``earlier call`` of the target has left;
 - only the size of the errors is wrong (``arithmetic``);
 - it could not be told (``unknown``)."""
 
 REASONS = get_args(Reason)
 
-UNTOLD: Final = frozenset(("scale", "denominator", "address", "unwritten", "arithmetic", "unknown"))
+UNTOLD: Final = frozenset(("scale", "denominator", "address", "unwritten", "race", "arithmetic", "unknown"))
 """Reasons whose words would be those of different bugs but for their numbers."""
 _NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?:/\d+)?\b")
 

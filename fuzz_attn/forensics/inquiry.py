@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from fuzz_attn.backends.backend import Observation
 from fuzz_attn.errors import ProbeError
 from fuzz_attn.forensics.accesses import DEAD_ENTRY, accessed, element_words, reason_of_access
 from fuzz_attn.forensics.addresses import (
@@ -33,7 +34,7 @@ from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap, Reaso
 from fuzz_attn.forensics.lab import Lab, by_row, without_scores
 from fuzz_attn.forensics.leaks import leak_findings
 from fuzz_attn.forensics.log_sums import keyless_findings, log_sum_findings
-from fuzz_attn.forensics.score_mistakes import score_findings
+from fuzz_attn.forensics.score_mistakes import score_findings, softcap_order_findings
 from fuzz_attn.forensics.score_terms import Comparison, ablation_findings, comparison_of, softcap_findings
 from fuzz_attn.forensics.softmaxes import (
     attended_findings,
@@ -41,6 +42,8 @@ from fuzz_attn.forensics.softmaxes import (
     lost_findings,
     nan_findings,
     part_findings,
+    rescale_findings,
+    sink_findings,
 )
 from fuzz_attn.forensics.wrong_outputs import (
     empty_findings,
@@ -49,6 +52,7 @@ from fuzz_attn.forensics.wrong_outputs import (
     type_findings,
     unwritten_findings,
 )
+from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.verdict import OUT_OF_BOUNDS_STORE, Kind, Verdict
 from fuzz_attn.properties.experiment import Experiment
 
@@ -72,6 +76,13 @@ def _caused_by(observed: list[Finding], finding: Finding) -> Finding:
     """Return a finding that has the cause of a sanitizer's finding of the same launch, where it may follow from it."""
     follows = observed and not finding.cause and finding.reason in _OF_ACCESSES
     return msgspec.structs.replace(finding, cause=observed[0].cause) if follows else finding
+
+
+def _shared_words(observation: Observation, tensors: AttentionTensors) -> str:
+    """Return what a race is; a kernel writes its outputs, and may read memory of its own too."""
+    found = accessed(observation, tensors)
+    written = found is not None and found[0] in tensors.outputs
+    return f"two programs {'write one row' if written else 'use one element, which one of them writes'}: "
 
 
 class Inquiry:
@@ -107,7 +118,22 @@ class Inquiry:
             self._stopped = str(error)
         if not found and not self._output_wrong:
             found = list(log_sum_findings(self.lab))
+            if found and found[0].vague:
+                found = self._behind_log_sums() or found
         yield from found or [*observed, *self._of_relation()]
+
+    def _behind_log_sums(self) -> list[Finding]:
+        """Return what is wrong with weights that other values show, where those of the case hide it."""
+        with contextlib.suppress(ProbeError):
+            found = (
+                [] if self.uniform is None else mask_findings(self.uniform, self.lab.case, by_row(self.lab.first.wrong))
+            )
+            if not found and self.natural is not None and self.natural.wrong.any():
+                found = self._of_scores(self.natural)
+            if not found and self.lab.experiment.first.tensors.cache_format.is_latent:
+                found = list(latent_findings(self.lab))
+            return found
+        return []
 
     @cached_property
     def _output_wrong(self) -> bool:
@@ -142,6 +168,9 @@ class Inquiry:
             found = list(softcap_findings(self.lab, found)) or found
             found = [*(mask_row_findings(self.uniform, self.lab.case) if found else []), *found]
             found = found or list(nan_findings(self.lab, self.uniform))
+        if found and all(each.vague and each.reason == "denominator" for each in found) and self.natural is not None:
+            told = rescale_findings(comparison_of(self.lab, self.natural))
+            found = [each for each in told if not each.vague] or found
         if found and found[0].reason == "bias" and self.natural is not None:
             seen = comparison_of(self.lab, self.natural)
             found = [*(each for each in score_findings(seen) if each.reason == "bias"), *found]
@@ -162,6 +191,9 @@ class Inquiry:
         seen, lab = comparison_of(self.lab, natural), self.lab
         small: list[Callable[[], Iterable[Finding]]] = [
             lambda: attended_findings(lab, natural, seen),
+            lambda: sink_findings(lab),
+            lambda: rescale_findings(seen),
+            lambda: softcap_order_findings(lab, seen),
             lambda: score_findings(seen),
             lambda: self._of_parts(seen),
         ]
@@ -191,7 +223,8 @@ class Inquiry:
         for observation in sorted(first.observations, key=lambda each: each.kind != "overflow")[:1]:
             right = "" if self._output_wrong else "the output is right, and "
             element = element_words(observation, first.tensors, case)
-            words = f"{right}{observation.message}" + (f": {element}" if element else "")
+            shared = _shared_words(observation, first.tensors) if observation.kind == "race" else ""
+            words = f"{shared}{right}{observation.message}" + (f": {element}" if element else "")
             place = f"{observation.kind} at {observation.site}" if observation.site else ""
             reason = reason_of_access(observation, first.tensors, case)
             yield Finding(reason, words, vague=element.endswith(DEAD_ENTRY), cause=place)

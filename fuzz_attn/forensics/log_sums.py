@@ -13,6 +13,9 @@ from fuzz_attn.forensics.explanation import Finding, count, rows_of_case
 from fuzz_attn.forensics.lab import Array, Lab
 from fuzz_attn.oracle.logits import logits_of
 
+UNSHIFTED: Final = "sink: it is not shifted by the maximum"
+"""The cause of a wrong weight of the sink, in outputs and log-sum-exps."""
+_UNSHIFTED_SUM: Final = "that with a sink which is not shifted by the maximum"
 LITTLE_LEFT: Final = 0.01
 """Share of the errors that an explanation may leave."""
 
@@ -65,6 +68,9 @@ def log_sum_findings(lab: Lab) -> Iterator[Finding]:
             "denominator", f"the log-sum-exp is wrong in {count(int(wrong.sum()), 'row')}, and the output right", True
         )
         return
+    if words == _UNSHIFTED_SUM:
+        yield Finding("sink", f"the log-sum-exp is {words}", cause=UNSHIFTED)
+        return
     yield Finding("denominator", f"the log-sum-exp is {words}")
 
 
@@ -79,6 +85,7 @@ def _with_other_sinks(lab: Lab, value: Array, wrong: Array) -> dict[str, Array]:
     with np.errstate(divide="ignore", invalid="ignore"):
         keys = np.log(np.expm1((value[wrong] - own) * unit)) / unit + own  # of the keys alone
         others = {f"that with the sink of head {head}": np.full_like(own, sink) for head, sink in enumerate(sinks[:8])}
+        others[_UNSHIFTED_SUM] = own + _largest(lab)[wrong]
         found = {words: np.logaddexp(keys * unit, sink * unit) / unit for words, sink in others.items()}
     return {"without the sink": keys, **found}
 

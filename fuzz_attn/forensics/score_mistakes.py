@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,15 +11,20 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.forensics.attended_keys import recovered
 from fuzz_attn.forensics.explanation import OR, Finding, Reason, factor
-from fuzz_attn.forensics.lab import Array
-from fuzz_attn.forensics.score_terms import Comparison, Terms, centred, first_row
+from fuzz_attn.forensics.lab import Array, Lab
+from fuzz_attn.forensics.score_terms import Comparison, Terms, centred, comparison_of, first_row
 
 ENOUGH: Final = 2
 """So many numbers of the weights must be left to speak against a mistake that gives them, else it may be chance."""
 ALL_FREEDOM: Final = 10**6
 """Numbers that stand for a mistake which others could always take the place of."""
 MOST_HEADS: Final = 8
+MOST_COLUMNS: Final = 64
+MUCH_MORE: Final = 10.0
+NOTHING_LEFT: Final = 1e-3
+"""Share of the errors that may be roundings of the weights."""
 LARGEST_SHIFT: Final = 20.0
 """A sink beyond so many units of the right one weighs nothing, or all."""
 
@@ -59,9 +65,10 @@ def _freedom(seen: Comparison) -> int:
 
 
 def _all(reason: Reason, what: str, others: dict[str, Array], seen: Comparison) -> Iterator[Mistake]:
-    """Yield each mistake that gives the weights."""
-    for words, weights in others.items():
-        if seen.explains(weights):
+    """Yield each mistake that gives the weights, without those that leave much more of the errors than another."""
+    left = {words: seen.left(weights) for words, weights in others.items() if seen.explains(weights)}
+    for words, share in left.items():
+        if share <= max(MUCH_MORE * min(left.values()), NOTHING_LEFT):
             yield Mistake(reason, f"{what} {words}")
 
 
@@ -81,6 +88,9 @@ def _slopes(seen: Comparison) -> Iterator[Mistake]:
         },
     }  # fmt: skip
     weights = {words: replace(terms, slopes=slopes).weights() for words, slopes in others.items()}
+    away = np.abs(terms.distance)
+    weights["have the wrong sign for the new tokens, behind the context"] = replace(terms, distance=-away).weights()
+    weights["have the wrong sign for keys of the context"] = replace(terms, distance=away).weights()
     if np.isfinite(terms.sinks).any():
         shifted = terms.logits() + terms.slopes[:, None] * terms.context
         if seen.explains(terms.weights(shifted)):
@@ -122,6 +132,7 @@ def _biases(seen: Comparison) -> Iterator[Mistake]:
             terms, terms.query, column + terms.context.astype(np.int64)
         ),
         **_misread(terms, column),
+        **_left_out(terms, column),
     }
     weights = {words: replace(terms, bias=bias).weights() for words, bias in others.items()}
     yield from _all("bias", "the query-query bias", weights, seen)
@@ -149,6 +160,22 @@ def _misread(terms: Terms, column: Array) -> dict[str, Array]:
         every = np.ones_like(new)
         found["is also read for keys of the context"] = _at(terms, terms.query * outer + column * inner, every)
     return found
+
+
+def _left_out(terms: Terms, column: Array) -> dict[str, Array]:
+    """Return the bias without one of its columns that some row sees, or without all from one on.
+
+    The only column of a bias may be left out as the first or as the last one.
+    """
+    assert terms.matrix is not None
+    seen = np.unique(column[terms.visible & (column >= 0)])[:MOST_COLUMNS].tolist()
+    ends = {"the first": 0, "the last": terms.matrix.shape[1] - 1}
+    found = {
+        f"is not added in column {each}{place}": np.where(column == each, 0.0, terms.bias)
+        for each in seen
+        for place in [f", {words}" for words, end in ends.items() if each == end] or [""]
+    }
+    return found | {f"is not added from column {n} on": np.where(column >= n, 0.0, terms.bias) for n in seen[1:-1]}
 
 
 def _at(terms: Terms, offset: Array, chosen: Array) -> Array:
@@ -212,6 +239,28 @@ def _fitted_sinks(seen: Comparison) -> Iterator[Mistake]:
         yield Mistake("sink", words, ALL_FREEDOM)
 
 
+def softcap_order_findings(lab: Lab, seen: Comparison) -> Iterator[Finding]:
+    """Yield that the soft cap comes before the softmax scale; a launch with twice that tells it from another cap."""
+    cap, scale = seen.terms.softcap, lab.case.softmax_scale
+    if not cap or scale in (0.0, 1.0) or not seen.usable.any() or not seen.explains(_capped(seen.terms, cap * scale)):
+        return
+    found = recovered(lab, dataclasses.replace(lab.cleared(), softmax_scale=2.0 * scale))
+    if found is None or not found.wrong.any():
+        return
+    other = comparison_of(lab, found, replace(seen.terms, score=2.0 * seen.terms.score))
+    words = (
+        f"the soft cap of {cap:g} is applied before the softmax scale"
+        if other.explains(_capped(other.terms, 2.0 * cap * scale))
+        else f"the soft cap acts as one of {cap * scale:g}, should be {cap:g}"
+    )
+    yield Finding("soft cap", f"{first_row(seen)}: {words}", vague=_freedom(seen) + _freedom(other) < ENOUGH)
+
+
+def _capped(terms: Terms, cap: float) -> Array:
+    """Return the weights with another soft cap."""
+    return replace(terms, softcap=cap).weights()
+
+
 def _softcaps(seen: Comparison) -> Iterator[Mistake]:
     terms, cap = seen.terms, seen.terms.softcap
     if not cap:
@@ -248,7 +297,8 @@ def _factors(seen: Comparison) -> Iterator[Mistake]:
                 if not math.isfinite(number):
                     continue
                 changed = replace(terms, score=np.where(part, number * terms.score, terms.score))
-                if _swapped(seen, number) and seen.explains(seen.case.scales.k * changed.weights()):
+                of_values = np.where(part, seen.case.scales.k, 1.0)
+                if _swapped(seen, number) and seen.explains(of_values * changed.weights()):
                     yield Mistake("scale", "the scales of K and V are swapped")
                     return
                 by_name = number in _factors_by_name(seen.case).values()

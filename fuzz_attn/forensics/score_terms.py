@@ -145,9 +145,9 @@ class Comparison:
         return float(np.abs(self.actual - weights)[self.usable].sum()) / max(self.error, 1e-30)
 
 
-def comparison_of(lab: Lab, found: Recovered) -> Comparison:
-    """Return the recovered weights by key position."""
-    terms = terms_of(lab)
+def comparison_of(lab: Lab, found: Recovered, terms: Terms | None = None) -> Comparison:
+    """Return the recovered weights by key position, beside the terms of the case or others."""
+    terms = terms_of(lab) if terms is None else terms
     actual, expected = np.zeros_like(terms.score), np.zeros_like(terms.score)
     usable = np.zeros(terms.score.shape[:2], dtype=np.bool_)
     wrong = by_row(found.wrong)

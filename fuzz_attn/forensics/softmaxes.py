@@ -9,16 +9,30 @@ import numpy as np
 
 from fuzz_attn.forensics.addresses import fill_queries
 from fuzz_attn.forensics.attended_keys import SMALLEST_TILE, Recovered, kind_of_cell, reason_of, recovered
-from fuzz_attn.forensics.explanation import Finding, Row, factor, keys, rows_of_case
+from fuzz_attn.forensics.explanation import OR, Finding, Reason, Row, factor, keys, rows_of_case
 from fuzz_attn.forensics.lab import FAR, Array, Lab, by_row, without_scores
-from fuzz_attn.forensics.score_terms import READABLE, Comparison
+from fuzz_attn.forensics.log_sums import UNSHIFTED
+from fuzz_attn.forensics.score_terms import READABLE, Comparison, Terms, first_row
 from fuzz_attn.inputs.batch_rows import sees
+from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.logits import score_scale
 
 CONTROL: Final = -1.0
 """A score that every softmax can take: weights that are wrong there come from wrong scores."""
 LEVELS: Final = (-20.0, -150.0, -20000.0)
 """Scores at which a softmax fails that is not shifted by the largest one, or that masks with a finite number."""
+STEPS: Final = 12
+"""Steps of scores that rise by 1 for each tile."""
+SINK_LEVELS: Final = (-2.0, 2.0)
+"""Scores at which a sink of 0 is seen."""
+SINK_ERROR: Final = 0.3
+"""How far the shift of a sink may be from that of the scores, as in outputs of few bits."""
+MOST_SIZES: Final = 48
+_NOT_RESCALED: Final = (
+    "the denominator is not rescaled where a later tile raises the maximum: earlier keys, or the sink, count too much "
+    "in the denominator only"
+)
 EVEN: Final = 4
 """Weights that must agree before they count as one part."""
 LOW: Final = -50.0
@@ -68,12 +82,9 @@ def _visible(lab: Lab, row: Row, found: Recovered, cell: int) -> bool:
 def level_findings(lab: Lab) -> Iterator[Finding]:
     """Yield what goes wrong where all scores are equal and far from 0."""
     for level in (CONTROL, *LEVELS):
-        tensors = without_scores(lab.cleared())
-        gain = score_scale(tensors) * lab.case.heads.head_size
-        if not gain or lab.case.softcap:
+        tensors = _at_one_level(lab, level)
+        if tensors is None:
             return
-        fill_queries(lab, tensors, np.full(lab.case.num_tokens * lab.case.heads.num_query_heads, level / gain / 16))
-        lab.set_all_keys(tensors, np.full(len(lab.cells), 16.0))
         found = recovered(lab, tensors)
         if found is None or not found.far.any():
             continue
@@ -85,6 +96,122 @@ def level_findings(lab: Lab) -> Iterator[Finding]:
         row = next(row for row in rows_of_case(lab.case) if found.far[row.token, row.head].any())
         yield _at_level(row, found, level) if level != CONTROL else _misread(row, found)
         return
+    yield from _step_findings(lab)
+
+
+def _step_findings(lab: Lab) -> Iterator[Finding]:
+    """Yield that parts of the keys of a latent cache are merged with wrong weights, where scores rise tile by tile.
+
+    The scores of the case itself tell it of other caches.
+    """
+    tensors, cells = _at_one_level(lab, LEVELS[0]), lab.cells
+    if tensors is None or not tensors.cache_format.is_latent:
+        return
+    places = zip(cells.block.tolist(), cells.slot.tolist(), strict=True)
+    position = np.array([owners[0].position if (owners := cells.owners.get(place)) else 0 for place in places])
+    lab.set_all_keys(tensors, 16.0 * (1.0 + np.minimum(position // SMALLEST_TILE, STEPS) / LEVELS[0]))
+    found = recovered(lab, tensors)
+    rows = [] if found is None else [row for row in rows_of_case(lab.case) if found.far[row.token, row.head].any()]
+    if found is not None and rows and _in_parts(rows[0], found):
+        words = f"{rows[0].words}, head {rows[0].head}: {_worst_weight(rows[0], found)}"
+        why = "where scores rise from tile to tile, and is right with equal ones: parts are not rescaled to one maximum"
+        yield Finding("segment", f"{words} {why}")
+
+
+def _at_one_level(lab: Lab, level: float) -> AttentionTensors | None:
+    """Return tensors whose scores are all at a level; None where nothing gives that."""
+    tensors, heads = without_scores(lab.cleared()), lab.case.heads
+    # The values of a latent cache are parts of its keys, and those that show the weights must not change a score.
+    own = heads.head_size_v if tensors.cache_format.is_latent else 0
+    gain = score_scale(tensors) * (heads.head_size - own)
+    if not gain or lab.case.softcap:
+        return None
+    fill_queries(lab, tensors, np.full(lab.case.num_tokens * heads.num_query_heads, level / gain / 16))
+    bits_of(tensors.query)[..., :own] = 0
+    lab.set_all_keys(tensors, np.full(len(lab.cells), 16.0))
+    return tensors
+
+
+def sink_findings(lab: Lab) -> Iterator[Finding]:
+    """Yield that the weight of the sink does not fall as all scores rise, as where it is not shifted by the maximum."""
+    if lab.case.sinks is None:
+        return
+    shifts = []
+    for level in SINK_LEVELS:
+        tensors = _at_one_level(lab, level)
+        if tensors is None or tensors.sinks is None:
+            return
+        tensors.sinks.fill_(0.0)
+        lab.set_all_values(tensors, np.ones(lab.case.heads.head_size_v))
+        probed = lab.run(tensors)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            actual, expected = (np.log(1 / sums[..., 0] - 1) for sums in (probed.actual, probed.expected))
+        shifts.append(actual - expected)
+    rows = [row for row in rows_of_case(lab.case) if row.end > 0 and np.isfinite(shifts[0][row.token, row.head])]
+    moved = np.array([(shifts[1] - shifts[0])[row.token, row.head] for row in rows])
+    if len(moved) and (np.abs(moved - (SINK_LEVELS[1] - SINK_LEVELS[0])) < SINK_ERROR).all():
+        words = "the sink is not shifted by the maximum: its weight is exp(maximum) times what it should be"
+        yield Finding("sink", f"{rows[0].words}, head {rows[0].head}: {words}", cause=UNSHIFTED)
+
+
+def rescale_findings(seen: Comparison) -> Iterator[Finding]:
+    """Yield that only the denominator has sums of parts which are relative to other maxima than that of the row."""
+    if not seen.usable.any():
+        return
+    found: dict[Reason, str] = {}
+    for size in _sizes(seen):
+        part = _parts_of(seen.terms, size)
+        for reason, words, weights in _unscaled(seen.terms, part, size):
+            if reason not in found and seen.explains(weights):
+                found[reason] = words
+    if found:
+        visible = int((seen.terms.visible & seen.usable[..., None]).sum(axis=-1).max())
+        reason = next(iter(found))
+        words = f"{first_row(seen)}: {OR.join(found.values())}"
+        yield Finding(reason, words, vague=len(found) > 1 or visible < EVEN)
+
+
+def _sizes(seen: Comparison) -> list[int]:
+    """Return sizes of tiles and parts, usual ones first."""
+    longest = seen.terms.visible.shape[-1]
+    some = [seen.case.launch.tile_size or SMALLEST_TILE, 16, 32, 64, 128, *range(SMALLEST_TILE, longest, SMALLEST_TILE)]
+    return list(dict.fromkeys(some))[:MOST_SIZES]
+
+
+def _parts_of(terms: Terms, size: int) -> Array:
+    """Return the number of the part of each key, of the shape of the scores; packed keys begin a new one."""
+    position = np.broadcast_to(np.arange(terms.visible.shape[-1]), terms.visible.shape)
+    before = -(-terms.context.astype(np.int64) // size)
+    parts: Array = np.where(terms.packed, before + terms.distance.astype(np.int64) // size, position // size)
+    return parts
+
+
+def _unscaled(terms: Terms, part: Array, size: int) -> Iterator[tuple[Reason, str, Array]]:
+    """Yield the weights where the denominator is not rescaled as the outputs are: a reason, words, and the weights."""
+    logits = terms.logits()
+    sinks = np.broadcast_to(terms.sinks[:, None], (*logits.shape[:2], 1))
+    running, earlier = sinks, np.where(np.isfinite(sinks), 1.0, 0.0)
+    top = np.maximum(logits.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
+    top = np.where(np.isfinite(top), top, 0.0)
+    parts_sum = np.exp(sinks - top)
+    for number in range(int(part.max(initial=0)) + 1):
+        own = np.where(part == number, logits, -np.inf)
+        largest = own.max(axis=-1, keepdims=True, initial=-np.inf)
+        running = np.maximum(running, largest)
+        for_tile, for_part = (np.where(np.isfinite(each), each, 0.0) for each in (running, largest))
+        earlier = earlier + np.exp(own - for_tile).sum(axis=-1, keepdims=True)
+        parts_sum = parts_sum + np.exp(own - for_part).sum(axis=-1, keepdims=True)
+    exponentials = np.exp(logits - top)
+    yield (
+        "tile",
+        _NOT_RESCALED,
+        exponentials / np.where(earlier > 0, earlier, 1.0),
+    )
+    yield (
+        "segment",
+        f"the denominator adds sums of parts (as of {size} keys), each relative to its own maximum and not rescaled",
+        exponentials / np.where(parts_sum > 0, parts_sum, 1.0),
+    )
 
 
 def nan_findings(lab: Lab, found: Recovered) -> Iterator[Finding]:
@@ -127,7 +254,19 @@ def _at_level(row: Row, found: Recovered, level: float) -> Finding:
         why = "a finite mask value or start of the maximum"
         return Finding("denominator", f"{what}, and to 1 with scores near 0: {why}")
     words = f"{row.words}, head {row.head}: {_worst_weight(row, found)} {scores}, and is right with scores near 0"
-    return Finding("denominator", f"{words}: parts are not rescaled to one maximum")
+    if _in_parts(row, found):
+        return Finding("denominator", f"{words}: parts are not rescaled to one maximum")
+    return Finding("denominator", words, vague=True)
+
+
+def _in_parts(row: Row, found: Recovered) -> bool:
+    """Return whether keys of a row weigh too much or too little together, in parts that begin where a tile does."""
+    own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
+    actual, expected = (weights[row.token, row.head, own] for weights in (found.actual, found.expected))
+    used = np.flatnonzero((own >= 0) & (expected > 0))
+    ratio = actual[used] / expected[used]
+    edges = used[1:][np.abs(np.diff(ratio)) > FAR * np.abs(ratio).max(initial=1e-30)]
+    return bool(len(edges)) and all(int(edge) % SMALLEST_TILE == 0 for edge in edges)
 
 
 def _position(found: Recovered, row: Row, cell: int) -> int:

@@ -165,7 +165,7 @@ def _factors(lab: Lab, usable: Array) -> Iterator[Finding]:
         for name, number in zip(("the cache", "the new tokens"), fitted.tolist(), strict=True):
             if abs(number - 1) > 0.02:
                 words = f"weights are right; the values of {name} have a wrong scale ({_named(number, lab.case)})"
-                yield Finding("scale", words, vague=len(_names(number, lab.case)) > 1)
+                yield Finding("scale", words, vague=len(_names(number, lab.case)) != 1)
                 return
 
 

@@ -68,7 +68,8 @@ def test_memory_of_the_target_has_no_words(tensors: AttentionTensors) -> None:
     scratch = seen(torch.zeros(4), 4)
     assert element_words(scratch, tensors, CASE) == ""
     assert reason_of_access(scratch, tensors, CASE) == "address"
-    assert reason_of_access(scratch._replace(kind="race"), tensors, CASE) == "unwritten"
+    assert reason_of_access(scratch._replace(kind="race"), tensors, CASE) == "race"
+    assert reason_of_access(scratch._replace(kind="uninitialised"), tensors, CASE) == "unwritten"
 
 
 @pytest.mark.parametrize(("name", "reason"), [("block_table", "page"), ("qq_bias", "bias"), ("query", "address")])

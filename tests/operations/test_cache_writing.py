@@ -226,7 +226,7 @@ def test_a_function_with_other_parameters_is_refused(tmp_path: Path) -> None:
         ({"constants": {"nope": 1}}, "states parameter 'nope', which the signature lacks"),
         ({"roles": {"more": "slot_mapping"}}, "two parameters for the role slot_mapping: slot_mapping and more"),
         ({"sizes": {"more": "2 * head_size"}}, "states 'more' under .* which a cache write does not have"),
-        ({"tensors": {"more": {"shape": [1]}}}, "states 'more' under .tensors. or"),
+        ({"tensors": {"more": {"shape": [1]}}}, "states 'more' under .tensors., .sizes. or .paths."),
     ],
 )
 def test_what_a_binding_states_is_taken_or_refused(stated: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ BUGS: Final = {
                                    "tl.float32)\n    for state in range(tl.maximum(num_states - 1, 1)):"),
     "weights of the next head": ("head * partial_lses_stride_head\n", "0 * partial_lses_stride_head\n"),
     "weights in half precision": ("weights += weight\n", "weights += weight.to(tl.float16).to(tl.float32)\n"),
+    "LSEs in half precision": ("state_64 * partial_lses_stride_state)",
+                               "state_64 * partial_lses_stride_state).to(tl.float16).to(tl.float32)"),
     "padding between heads is ignored": ("head * out_stride_head", "head * HEAD_SIZE"),
     "32-bit offsets of states": ("state_64 * partial_outputs_stride_state", "state * partial_outputs_stride_state"),
     "32-bit offsets of rows": ("token * lse_stride_token", "token.to(tl.int32) * lse_stride_token"),
@@ -132,7 +134,8 @@ EXPLAINED: Final = {
     "the last state is left out": "segment: lse and out: state 2 of 3 is left out",
     "weights of the next head": "head mapping: lse and out: the LSEs of head 0 weigh all heads",
     "the output is not divided": "denominator: out: it is not divided by the sum of the weights",
-    "weights in half precision": "unknown: no typical mistake gives these outputs",
+    "weights in half precision": "arithmetic: lse and out: the sum of the weights is of weights rounded to float16",
+    "LSEs in half precision": "arithmetic: lse and out: the LSEs of the states are rounded to float16",
 }
 
 

@@ -25,6 +25,10 @@ from fuzz_attn.properties.experiment import Experiment
 Changed = Callable[[StateTensors], StateTensors]
 
 
+SMALL: Final = 2.0**-6
+"""Share of the numbers beyond which an error is no rounding to 16 bits, or of several."""
+
+
 class Mistake(NamedTuple):
     """A mistake in words, and what the outputs are with it."""
 
@@ -55,7 +59,28 @@ def explain(experiment: Experiment) -> Explanation:
     if reads_empty_states(experiment):
         words = f"{' and '.join(sorted(wrong))}: outputs of states without a key are read"
         return Explanation((Finding("address", words),), launches=2)
-    return _unknown("no typical mistake gives these outputs")
+    small = _of_small_errors(experiment, right, wrong)
+    return small or _unknown("no typical mistake gives these outputs")
+
+
+def _of_small_errors(experiment: StateExperiment, right: Reference, wrong: set[str]) -> Explanation | None:
+    """Return that no error is larger than roundings to 16 bits make; None where one is."""
+    tensors: StateTensors = experiment.left
+    largest = {
+        "out": tensors.partial_outputs.double().nan_to_num(0.0).abs().amax(),
+        "lse": torch.ones((), dtype=torch.float64),
+    }
+    ratios = []
+    for name in sorted(wrong):
+        actual, expected = experiment.first.tensors.outputs[name].elements.double(), right[name]
+        error = (actual - expected.value).masked_fill(actual == expected.value, 0.0).abs()
+        size = torch.maximum(expected.value.abs(), largest[name])
+        if not bool((error <= expected.bound + SMALL * size).all()):
+            return None
+        ratios.append(float((error / expected.bound).nan_to_num(0.0).max()))
+    names, ratio = " and ".join(sorted(wrong)), max(ratios)
+    words = f"{names}: the errors are small, and {ratio:.3g} times as large as a correct kernel's can be"
+    return Explanation((Finding("arithmetic", words),), launches=1)
 
 
 def with_causes(verdict: Verdict, experiment: Experiment) -> Verdict:
@@ -95,6 +120,30 @@ def _mistakes(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
         "denominator", "all states have equal weights", merge(dataclasses.replace(tensors, partial_lses=equal))
     )
     yield from _of_weights(tensors, right)
+    yield from _of_roundings(tensors, right)
+
+
+def _of_roundings(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
+    """Yield roundings to 16 bits that a correct kernel does not make."""
+    lses = tensors.partial_lses.double()
+    top = lses.amax(0).nan_to_num(0.0, neginf=0.0)
+    for narrow in (torch.float16, torch.bfloat16):
+        name = str(narrow).removeprefix("torch.")
+        weights = (
+            ((lses - top) * math.log(tensors.base)).exp().to(narrow).double().log() / math.log(tensors.base)
+        ) + top
+        outputs = tensors.partial_outputs.to(narrow).to(tensors.partial_outputs.dtype)
+        rounded = {
+            "LSEs of the states": dataclasses.replace(tensors, partial_lses=lses.to(narrow).double()),
+            "weights": dataclasses.replace(tensors, partial_lses=weights),
+            "outputs of the states": dataclasses.replace(tensors, partial_outputs=outputs),
+        }
+        for what, changed in rounded.items():
+            yield Mistake("arithmetic", f"the {what} are rounded to {name}", merge(changed))
+        summed = merge(rounded["weights"])["lse"].value
+        times = ((right["lse"].value - summed) * math.log(tensors.base)).exp().nan_to_num(1.0)
+        words = f"the sum of the weights is of weights rounded to {name}"
+        yield Mistake("arithmetic", words, _with(right, out=_scaled(right, times), lse=summed))
 
 
 def _of_weights(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
