@@ -509,7 +509,8 @@ class FailureLives:
     def _followed(self, failure: KnownFailure, *, beside: bool = False) -> Iterator[None]:
         before = self._living, self._is_beside, self._in_fresh
         self._living, self._is_beside = failure, beside
-        self._in_fresh = operation_of(failure.found.case).needs_fresh_process
+        found = failure.found
+        self._in_fresh = operation_of(found.case).needs_fresh_process and found.confirmation != "state"
         try:
             yield
         finally:
@@ -527,8 +528,8 @@ class FailureLives:
         if kept is not None:
             self._end_as(failure, kept)
             return
-        shown, in_fresh = None, self._in_fresh
-        self._in_fresh = in_fresh or second
+        shown = None
+        self._in_fresh = self._in_fresh or second
         if self._shard.ready.calls and (second or not alone):
             shown = as_sequence(order, failure.failure_class, self, before, share)
         if shown is not None:
@@ -536,7 +537,7 @@ class FailureLives:
             self._in_fresh = True
             self.records.change(failure, case=order.case, relation=None, verdict=verdict)
         elif not alone:
-            self._in_fresh = in_fresh
+            self._in_fresh = False  # it needs a used process, whatever its case
             self._classify_dependent(failure, before, share)
             return
         self.records.change(failure, confirmation="confirmed", also=self.also(failure, order, answer), shrunk=False)
