@@ -55,10 +55,21 @@ def multiply_high(left: Array, right: Array) -> Array:
 
 
 def fused_multiply_add(left: Array, right: Array, addend: Array) -> Array:
-    """Return float32 `left * right + addend`, rounded to float64 and then to float32."""
+    """Return float32 `left * right + addend`, rounded once; float64 is rounded twice.
+
+    The product is exact in float64. A sum that is not gets an odd last bit, so that it never looks like the middle
+    between two float32 numbers (Boldo and Melquiond, "When double rounding is odd").
+    """
     if left.dtype == np.float64:
         return left * right + addend
-    result: Array = (left.astype(np.float64) * right + addend).astype(np.float32)
+    product = left.astype(np.float64) * right
+    total = np.asarray(product + addend)
+    part = total - product
+    lost = (product - (total - part)) + (addend - part)
+    bits = total.view(np.int64)
+    even = np.isfinite(lost) & (lost != 0.0) & (bits & 1 == 0)
+    odd = np.where(even, bits + np.where((lost > 0.0) == (total > 0.0), 1, -1), bits)
+    result: Array = odd.view(np.float64).astype(np.float32)
     return result
 
 

@@ -450,9 +450,7 @@ def assembly_kernel(x_ptr, y_ptr, out_ptr, num_elements, OPERATION: tl.constexpr
     elif OPERATION == "bytes":
         result = tl.inline_asm_elementwise("prmt.b32 $0, $1, $2, 0x5c10;", "=r,r,r", [x, y], tl.int32, True, 1)
     elif OPERATION == "larger":
-        LARGER: tl.constexpr = """.reg .pred more;
-            setp.gt.s32 more, $1, $2;
-            selp.b32 $0, $1, $2, more;"""
+        LARGER: tl.constexpr = "{ .reg .pred more; setp.gt.s32 more, $1, $2; selp.b32 $0, $1, $2, more; }"
         result = tl.inline_asm_elementwise(LARGER, "=r,r,r", [x, y], tl.int32, True, 1)
     elif OPERATION == "shift":
         SHIFT: tl.constexpr = "{ .reg .b32 t<2>; shl.b32 t0, $1, 3; shr.u32 t1, $2, 29; or.b32 $0, t0, t1; }"

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.runtime.elementwise import fused_multiply_add
 from fuzz_attn.simulator.session import simulate
 
 KERNELS = "operation_kernels.py"
@@ -112,12 +113,20 @@ def test_half_arithmetic_rounds_each_operation(kernels: Any, operation: str, dty
     _same(_binary(kernels, x, y, operation), _round(truth, dtype))
 
 
-def test_fused_multiply_add_rounds_once(kernels: Any) -> None:
+def test_fused_multiply_add_rounds_its_sum_only(kernels: Any) -> None:
     # The product of 1 + 2^-12 and its negative needs 25 bits; the sum cancels all but its low ones.
     x, y = _pairs([1 + 2**-12, 1 - 2**-12, -1 - 2**-12, 3.0, -1.0, 1e20, INF, NAN], torch.float32)
     with np.errstate(all="ignore"):
         truth = x.double().numpy() * y.double().numpy() + x.double().numpy()
     _same(_binary(kernels, x, y, "fma"), _round(truth, torch.float32))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_fused_multiply_add_rounds_once(sign: int) -> None:
+    # The product is a little below half of the last bit of the addend, which float64 cannot tell from half of it.
+    numbers = [1 + 2**-15, 2**-24 * (1 - 2**-15) * sign, (1 + 2**-23) * sign]
+    left, right, addend = np.array(numbers, np.float32)[:, None]
+    assert fused_multiply_add(left, right, addend) == addend
 
 
 def _wrap(value: int, bits: int) -> int:
