@@ -83,8 +83,8 @@ _ROUNDING: Final = RoundingModel(tanh_units=24.0, normalises_last=True)
 approximate division, move it by at most 11 more. Below 1/4 the kernels use a series."""
 
 _MERGING: Final = {
-    "mla_decode": RoundingModel(merges_logarithms=True, normalises_last=True, most_segments=128),
-    "token_decode": replace(_ROUNDING, merges_logarithms=True, most_segments=128),
+    "mla_decode": RoundingModel(merges_logarithms=True, normalises_last=True),
+    "token_decode": replace(_ROUNDING, merges_logarithms=True),
 }
 """Those of targets that divide the sums of each split, and merge splits by their log-sum-exps."""
 
@@ -100,7 +100,10 @@ def built_in(name: str) -> Target | None:
     if name not in _BUILT_IN:
         return None
     place, domain = _BUILT_IN[name]
-    return Target(name=name, call=launcher(place), domain=domain, rounding=_MERGING.get(name, _ROUNDING))
+    rounding = _MERGING.get(name, _ROUNDING)
+    if rounding.merges_logarithms:
+        rounding = replace(rounding, most_segments=max(domain.segments))
+    return Target(name=name, call=launcher(place), domain=domain, rounding=rounding)
 
 
 def launcher(place: str) -> Callable[..., object]:
