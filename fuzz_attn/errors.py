@@ -106,6 +106,10 @@ class SimulatorError(FuzzAttnError):
     """A launch that the simulator cannot run."""
 
 
+class UnknownValueError(SimulatorError):
+    """A value that is not known where a change of a kernel asks for it."""
+
+
 class UnsupportedOperation(SimulatorError):  # noqa: N818 - an unsupported operation need not be an error of the user
     """An operation or argument that the simulator does not know; the interpreter may run the kernel."""
 

@@ -27,6 +27,7 @@ from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 
 if TYPE_CHECKING:
     from fuzz_attn.simulator.recorder import Recorder
+    from fuzz_attn.simulator.switches import Switches
 
 _KINDS: Final[dict[FindingKind, Kind]] = {
     FindingKind.OUT_OF_BOUNDS_LOAD: "out_of_bounds",
@@ -155,6 +156,18 @@ class SimulatorBackend:
             yield
         finally:
             self._simulator, self._launching = before
+
+    @contextmanager
+    def switched(self, switches: Switches) -> Iterator[None]:
+        """Run launches with programs in which each value has a switch; they record no masks."""
+        before = self._simulator, self._launching, self.parsed
+        self._simulator, self._launching = switches.simulator, switches.launching
+        known = set(self._arithmetic)
+        try:
+            yield
+        finally:
+            self._simulator, self._launching, self.parsed = before
+            self._arithmetic = known
 
     def extend(self, extension: Extension) -> None:
         """Start afresh with a simulator that knows the operations of an extension, which an audit adds to kernels."""

@@ -179,6 +179,7 @@ class CaseJudge:
             seen = tuple(sorted(first.observations, key=lambda each: each.site != order.site))
             experiment.first = dataclasses.replace(first, observations=seen)
         explanation = operation.explain(experiment, order.relation)
+        explanation = operation.with_repair(explanation, experiment, order.relation, always=order.thorough)
         if order.healthy:
             first_operation = self._first_operation(experiment, order)
             explanation = msgspec.structs.replace(explanation, operation=first_operation)

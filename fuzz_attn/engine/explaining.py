@@ -55,7 +55,7 @@ def explanation_of(
         if operation_of(found.case).needs_fresh_process:
             worker.renew()
         answer = worker.judge(
-            Order(found.case, found.relation, forensics=True, site=found.verdict.site, healthy=healthy)
+            Order(found.case, found.relation, forensics=True, site=found.verdict.site, thorough=True, healthy=healthy)
         )
         if answer.explanation is None:
             raise CounterexampleError(f"{path}: could not be explained: {answer.verdict.message or answer.unsupported}")

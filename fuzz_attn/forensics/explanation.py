@@ -104,6 +104,7 @@ Reason: TypeAlias = Literal[
     "unwritten",
     "earlier call",
     "race",
+    "operation",
     "arithmetic",
     "unknown",
 ]
@@ -119,6 +120,7 @@ Reason: TypeAlias = Literal[
 - an ``address``: strides, offsets, columns;
 - elements that are never written, or written that must not be (``unwritten``);
 - an element that two programs, or two lanes of one, use without an order, and one of them writes (``race``);
+- an ``operation`` of the kernel, or an argument, that should be another one, as a change shows that makes all right;
 - something that an ``earlier call`` of the target has left;
 - only the size of the errors is wrong (``arithmetic``);
 - it could not be told (``unknown``)."""
@@ -220,12 +222,47 @@ class FirstOperation(Plain, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+class Repair(Plain, frozen=True):
+    """One change of the kernel, or of what it is launched with, after which all launches that were tried are right.
+
+    ``site`` is its ``file:line`` and ``source`` the text of that line. ``old`` is what stands there and ``new`` what
+    should, both in words of the source. ``launches`` counts those that were tried, ``failed`` those of them that were
+    wrong before. ``alternatives`` are changes elsewhere that do the same.
+    """
+
+    site: str
+    source: str
+    old: str
+    new: str
+    launches: int
+    failed: int
+    alternatives: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The site without the folders of its file."""
+        return self.site.rpartition("/")[2]
+
+    @property
+    def change(self) -> str:
+        """The change in words."""
+        return f"`{self.old}` to `{self.new}`"
+
+    @property
+    def sentence(self) -> str:
+        """The change with its place, and how many launches it makes right."""
+        other = f", or {self.alternatives[0]}" if self.alternatives else ""
+        tried = f"{self.launches} of {self.launches} launches right, {self.failed} of which were wrong"
+        return f"A change that makes it right: {self.place}, {self.change}{other} ({tried})"
+
+
 class Explanation(Plain, frozen=True):
     """Why a case fails: the findings, the most telling first, and the weights that show it where there are any.
 
     ``launches`` counts the calls that it took. ``longer`` is the larger case that the first finding is about, in words,
     where the case itself did not tell. ``operation`` is what a comparison with a healthy kernel found, if one was
-    asked. ``only_with`` says with which configurations and optional arguments the case is wrong.
+    asked. ``only_with`` says with which configurations and optional arguments the case is wrong. ``repair`` is a change
+    that makes the case and others near it right.
     """
 
     findings: tuple[Finding, ...]
@@ -234,6 +271,7 @@ class Explanation(Plain, frozen=True):
     longer: str = ""
     operation: FirstOperation | None = None
     only_with: str = ""
+    repair: Repair | None = None
 
     @property
     def reason(self) -> Reason:

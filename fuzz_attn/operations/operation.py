@@ -478,6 +478,15 @@ class Operation(ABC):
         words = f"nothing explains failures of {self.name} yet"
         return Explanation((Finding("unknown", words),))
 
+    def with_repair(
+        self, found: Explanation, experiment: Experiment, relation: str | None, *, always: bool
+    ) -> Explanation:
+        """Return an explanation with a change of the kernel that makes the case right, where one was found.
+
+        It is looked for ``always``, or only where the explanation leaves several causes.
+        """
+        return found
+
 
 def derived_seed(campaign: int, shard: int, number: int) -> int:
     """Return the seed of one round of one shard, unrelated to the seeds of all other rounds."""

@@ -202,6 +202,13 @@ class Experiment:
         """Return an experiment with another case and target on the same backend."""
         return Experiment(case, target, self.backend)
 
+    def seen(self, launch: Launch) -> Experiment:
+        """Return the same experiment with another launch as its first, which was made of the first one's inputs."""
+        other = Experiment(self.case, self.target, self.backend)
+        other.first, other.reference, other.blocks = launch, self.reference, self.blocks
+        other._inputs_before = self._inputs_before
+        return other
+
     def launch(self, case: AttentionCase) -> Launch:
         """Return a new launch of the target on a case."""
         return self.launch_tensors(materialise(case, self.place, self.target.stored_as))

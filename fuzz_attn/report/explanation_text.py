@@ -92,6 +92,9 @@ def render(explanation: Explanation) -> RenderableType:
         title = "Why" if number == 0 else "Also"
         parts.append(whole("").append(f"{title}: {finding.reason}", "bold red" if number == 0 else "bold"))
         parts.append(Text(f"  {finding.words}"))
+    if explanation.repair is not None:
+        parts.append(Text(f"{explanation.repair.sentence}."))
+        parts.append(Text(f"  {explanation.repair.source}", "dim"))
     if explanation.longer:
         parts.append(Text(f"Seen in a larger case of the same kind: {explanation.longer}"))
     if explanation.only_with:

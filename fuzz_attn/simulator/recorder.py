@@ -188,7 +188,7 @@ class Recorder:
         """Begin the records of a launch."""
         self._current += 1
         if self.wanted is None:
-            self.launches.append(launch_of(program, bound, grid, _launch_line()))
+            self.launches.append(launch_of(program, bound, grid, launch_line()))
 
     def sites_of(self, launch: Launch) -> dict[int, Site]:
         """Return the sites of a launch's kernel by their numbers, in the order of its text."""
@@ -282,7 +282,7 @@ def _rows(value: Array, type_: Type) -> Array:
     return np.ascontiguousarray(spread, dtype)
 
 
-def _launch_line() -> Location:
+def launch_line() -> Location:
     """Return the line of the target that launches the kernel."""
     for frame in _callers(sys._getframe(1)):
         if owner_of(frame.f_code.co_filename, frame.f_code.co_name) == "target":

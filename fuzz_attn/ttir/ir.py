@@ -122,6 +122,7 @@ def _parse_bits(bits: int, element: str) -> float:
 
 
 _FILE = re.compile(r'^"(.*)":(\d+):\d+(?: to .*)?$')
+_NAME_OF = re.compile(r'^"([^"]*)"\(')
 _NAMED = re.compile(r'^"[^"]*"\((.*)\)$')
 _LIBRARY = ("/triton/language/", "<unknown>")
 
@@ -151,6 +152,19 @@ class Locations:
             return (*self.chain(callee), *self.chain(caller))
         place = self.resolve(text)
         return () if any(part in place.file for part in _LIBRARY) else (place,)
+
+    def name(self, text: str) -> str:
+        """Return the name that the source gives what is computed at a location; empty for a part of an expression."""
+        if text.startswith("#"):
+            target = self._aliases.get(text)
+            return "" if target is None else self.name(target)
+        if text.startswith("callsite("):
+            callee, caller = _split_callsite(text[len("callsite(") : -1])
+            return (
+                self.name(caller) if any(part in self.resolve(callee).file for part in _LIBRARY) else self.name(callee)
+            )
+        named = _NAME_OF.match(text)
+        return named.group(1) if named and not _FILE.match(text) else ""
 
     def _resolve(self, text: str) -> Location:
         if text.startswith("#"):
@@ -252,6 +266,11 @@ class Operation:
     def callers(self) -> tuple[Location, ...]:
         """The lines of the calls that lead to the operation's own line, the innermost first."""
         return () if self.inlined is None else self.inlined[0].chain(self.inlined[1])[1:]
+
+    @property
+    def variable(self) -> str:
+        """The name that the source gives the result, or what the result is a part of; empty without one."""
+        return "" if self.inlined is None else self.inlined[0].name(self.inlined[1])
 
     @property
     def attributes(self) -> Attributes:

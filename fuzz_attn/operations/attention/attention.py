@@ -417,6 +417,14 @@ class Attention(Operation):
 
         return explain(experiment, relation)
 
+    def with_repair(
+        self, found: Explanation, experiment: Experiment, relation: str | None, *, always: bool
+    ) -> Explanation:
+        """Return an explanation with a change of the kernel that makes the case right, where one was found."""
+        from fuzz_attn.forensics.repair import with_repair  # noqa: PLC0415 - imports torch
+
+        return with_repair(found, experiment, relation, always=always)
+
 
 def _range(bounds: tuple[int, ...]) -> str:
     if len(bounds) == 2:

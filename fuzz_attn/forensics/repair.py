@@ -1,0 +1,432 @@
+"""Repair: one small change after which a failing kernel is right on every case that was tried, if there is one.
+
+The kernel runs in the simulator with a switch at each of its values (:mod:`fuzz_attn.simulator.switches`), so that a
+change costs one launch. What mends the smallest failing case is tried on others near it, some of which failed before,
+and then on further ones. An argument that the launcher passes may be the mistake too.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+import torch
+
+from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.forensics.explanation import Explanation, Finding, Repair
+from fuzz_attn.forensics.near_cases import near_cases
+from fuzz_attn.oracle.reference import Reference
+from fuzz_attn.properties.check import all_failures
+from fuzz_attn.properties.experiment import Experiment, Launch
+from fuzz_attn.simulator.formulas import Array, Read
+from fuzz_attn.simulator.kernel_changes import Change, changes_of
+from fuzz_attn.simulator.site_values import similar
+from fuzz_attn.simulator.switches import NOT_HERE, NOWHERE, Key, Launched, Site, Switches
+from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
+
+SECONDS: Final = 8.0
+"""Processor time in which changes are tried."""
+MORE_SECONDS: Final = 2.0
+"""Processor time after the first change that mends all, in which others are looked for."""
+NEAR: Final = 8
+"""Near cases on which a change is tried at once."""
+FRESH: Final = 12
+"""Further ones on which it is confirmed."""
+FEWEST_FAILED: Final = 3
+"""Launches that must have failed before, for a change to be no coincidence."""
+MOST_CONFIRMED: Final = 5
+"""Changes that mend the near cases and are tried on further ones."""
+IN_A_CALL: Final = 0.5
+"""What the rank of a change grows by that is made only where one call leads."""
+LOOPS: Final = 8
+"""How many times as many values a changed launch may compute."""
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A change at a place of the source, or with ``callers`` only where these calls lead to it."""
+
+    order: float
+    old: str
+    new: str
+    steps: bool = True
+    """Whether loops and branches run as before. Else it may only avoid what is wrong, such as a second tile."""
+
+
+@dataclass(eq=False)
+class AtPlace(Candidate):
+    """A change of a value at a place of the source, or with ``callers`` only where these calls lead to it."""
+
+    key: Key = NOWHERE
+    name: str = ""
+    callers: tuple[Location, ...] | None = None
+    places: tuple[Location, ...] = ()
+    element: str = ""
+    """The type of the value's elements."""
+    loads: bool = False
+    """Whether the value is loaded, so that another one may be another element."""
+
+
+@dataclass(eq=False)
+class OfArguments(Candidate):
+    """Other arguments of a kernel: for each name that of another argument, or a number to add."""
+
+    kernel: str = ""
+    others: tuple[tuple[str, str | int], ...] = ()
+    place: Location = UNKNOWN_LOCATION
+
+
+@dataclass(eq=False)
+class Trial:
+    """A case that was launched as it is, whether it failed, and how many values its programs computed."""
+
+    experiment: Experiment
+    failed: bool
+    values: int = 0
+
+    @property
+    def size(self) -> int:
+        """Its keys and query tokens."""
+        return self.experiment.case.total_keys + self.experiment.case.num_tokens
+
+
+Differing: TypeAlias = dict[Site, dict[str, Change]]
+
+
+class RepairSearch:
+    """The search for changes that mend a failing case; ``launches`` counts those with a change."""
+
+    def __init__(self, experiment: Experiment, relation: str | None = None) -> None:
+        self.experiment = experiment
+        self.relation = relation
+        self.launches = 0
+        self._switches = Switches()
+        self._switches.parsed = self._parsed
+        self._sites: dict[Key, list[Site]] = {}
+        self._changes: dict[Site, dict[str, Change]] = {}
+        self._chosen: Candidate | None = None
+        self.found: list[Candidate] = []
+
+    def repair(self) -> Repair | None:
+        """Return the likeliest change that mends everything, with how many launches it was tried on; None for none."""
+        backend = self.experiment.backend
+        if not isinstance(backend, SimulatorBackend):
+            return None
+        trials = [Trial(self.experiment, True), *self._trials(1, NEAR + 1)]
+        with backend.switched(self._switches):
+            trials = [trial for trial in trials if self._agrees(trial)]
+            failing = [trial for trial in trials if trial.failed]
+            if not failing:
+                return None
+            found = self._mending(min(failing, key=lambda trial: trial.size), trials)
+        if not found:
+            return None
+        fresh = self._trials(NEAR + 1, NEAR + FRESH + 1)
+        with backend.switched(self._switches):
+            fresh = [trial for trial in fresh if self._agrees(trial)]
+            found = [each for each in found[:MOST_CONFIRMED] if all(self._mends(each, trial) for trial in fresh)]
+        failed = sum(trial.failed for trial in (*trials, *fresh))
+        self.found = found
+        if not found or failed < FEWEST_FAILED:
+            return None
+        others = [each for each in found[1:] if place_of(each) != place_of(found[0])]
+        return Repair(
+            *_described(found[0]),
+            launches=len(trials) + len(fresh),
+            failed=failed,
+            alternatives=tuple(_in_short(each) for each in others[:1]),
+        )
+
+    # Cases.
+
+    def _trials(self, first: int, last: int) -> list[Trial]:
+        cases = near_cases(self.experiment.case, first, last)
+        return [trial for case in cases if (trial := self._trial(case)) is not None]
+
+    def _trial(self, case: AttentionCase) -> Trial | None:
+        """Return a case as the target is; None where it cannot be launched."""
+        other = self.experiment.with_target(case, self.experiment.target)
+        try:
+            if other.first.error:
+                return None
+            return Trial(other, any(not verdict.passed for verdict in all_failures(other, self.relation)))
+        except FuzzAttnError:
+            return None
+
+    def _agrees(self, trial: Trial) -> bool:
+        """Return whether a case is right or wrong with switches as it is without."""
+        right = self._mends(None, trial)
+        trial.values = self._switches.calls
+        return right != trial.failed
+
+    # Launches.
+
+    def _mends(self, candidate: Candidate | None, trial: Trial) -> bool:
+        """Return whether a case is right with a change."""
+        self._choose(candidate)
+        self._switches.calls = 0
+        self.launches += 1
+        before = trial.experiment
+        try:
+            launch = before.launch_tensors(before.again())
+            if launch.error or launch.observations or not _is_right(launch, before.reference):
+                return False
+            return all(verdict.passed for verdict in all_failures(before.seen(launch), self.relation))
+        except FuzzAttnError:
+            return False
+        finally:
+            self._choose(None)
+
+    def _choose(self, candidate: Candidate | None) -> None:
+        """Let the next launch have a change, also in kernels that are seen then for the first time."""
+        self._chosen, switches = candidate, self._switches
+        switches.chosen, switches.passing = {}, None
+        if isinstance(candidate, OfArguments):
+            others, kernel = candidate.others, candidate.kernel
+            switches.passing = lambda name, passed: _passed(passed, others) if name == kernel else passed
+        elif isinstance(candidate, AtPlace):
+            for site in self._sites[candidate.key]:
+                change = None
+                if candidate.callers is None or candidate.callers == site.callers:
+                    change = self._changes_of(site).get(candidate.name)
+                if change is not None:
+                    switches.chosen[site] = change.compute
+
+    def _parsed(self, sites: Sequence[Site]) -> None:
+        for site in sites:
+            self._sites.setdefault(site.key, []).append(site)
+        if self._chosen is not None:
+            self._choose(self._chosen)
+
+    def _changes_of(self, site: Site) -> dict[str, Change]:
+        if site not in self._changes:
+            self._changes[site] = {change.name: change for change in changes_of(site, self._switches)}
+        return self._changes[site]
+
+    # The search.
+
+    def _mending(self, smallest: Trial, trials: list[Trial]) -> list[Candidate]:
+        """Return the changes that mend all cases, the likeliest first."""
+        others = sorted(
+            (trial for trial in trials if trial is not smallest), key=lambda one: (not one.failed, -one.size)
+        )
+        found: list[Candidate] = []
+        until = time.process_time() + SECONDS
+        for candidate in self._candidates(smallest):
+            if time.process_time() > until or (found and candidate.order > found[0].order + 1 and found[-1].steps):
+                break
+            if self._mends(candidate, smallest) and all(self._mends_with_steps(candidate, one) for one in others):
+                if candidate.steps and not any(each.steps for each in found):
+                    until = min(until, time.process_time() + MORE_SECONDS)
+                found.append(candidate)
+        return sorted(found, key=lambda each: (not each.steps, each.order + isinstance(each, OfArguments)))
+
+    def _mends_with_steps(self, candidate: Candidate, trial: Trial) -> bool:
+        right = self._mends(candidate, trial)
+        candidate.steps &= self._switches.calls == trial.values
+        return right
+
+    def _candidates(self, smallest: Trial) -> list[Candidate]:
+        """Return all changes that make a difference in a case, the likeliest first."""
+        self._switches.launched = []
+        differing = self._differing(smallest)
+        self._switches.most_calls = LOOPS * self._switches.calls + 1000
+        places: dict[Key, set[tuple[Location, ...]]] = {}
+        for site in differing:
+            places.setdefault(site.key, set()).add(site.callers)
+        found: dict[tuple[Key, str, object], Candidate] = {}
+        for site, changes in differing.items():
+            several = len(places[site.key]) > 1
+            for name, change in changes.items():
+                for callers in (None, site.callers) if several else (None,):
+                    order = change.rank + (IN_A_CALL if callers else 0.0)
+                    whole = (change.place,) if change.place else (site.operation.location, *site.callers)
+                    at = AtPlace(order, change.old, change.new, True, site.key, name, callers, whole)
+                    at.element, at.loads = site.value.type.element, site.operation.name == "tt.load"
+                    found.setdefault((site.key, name, callers), at)
+        arguments = [each for launched in self._switches.launched for each in _of_arguments(launched)]
+        return sorted([*found.values(), *arguments], key=lambda each: each.order)
+
+    def _differing(self, trial: Trial) -> Differing:
+        """Return the changes of each site that would give another value in a launch that has none of them."""
+        pending: Differing = {}
+        differing: Differing = {}
+
+        def watch(site: Site, read: Read, value: Array) -> None:
+            left = pending.get(site)
+            if left is None:
+                left = pending[site] = dict(self._changes_of(site))
+            for name in [name for name, change in left.items() if _differs(change, read, value)]:
+                differing.setdefault(site, {})[name] = left.pop(name)
+
+        self._switches.watching = watch
+        try:
+            with np.errstate(all="ignore"):
+                self._mends(None, trial)
+        finally:
+            self._switches.watching = None
+        return differing
+
+
+def _differs(change: Change, read: Read, value: Array) -> bool:
+    """Return whether a change gives another value; not where it cannot be computed."""
+    try:
+        new = change.compute(read, value)
+        return not bool(((new == value) | ((new != new) & (value != value))).all())  # noqa: PLR0124 - NaN
+    except NOT_HERE:
+        return False
+
+
+def _is_right(launch: Launch, reference: Reference) -> bool:
+    """Return whether all outputs are within their bounds, at a tenth of the time that a verdict in words takes."""
+    for name, expected in reference.items():
+        output = launch.tensors.outputs[name]
+        error = (output.elements.double() - expected.value).abs()
+        inside = (error <= expected.bound) | expected.bound.isinf()
+        if not bool((inside if output.live is None else inside | ~output.live).all()):
+            return False
+    return True
+
+
+# Arguments.
+
+
+def _of_arguments(launched: Launched) -> Iterator[OfArguments]:
+    """Yield other arguments of a launch: another one of the type, two exchanged, one more or less."""
+    arguments = launched.arguments
+
+    def candidate(order: float, old: str, new: str, *others: tuple[str, str | int]) -> OfArguments:
+        return OfArguments(order, old, new, True, launched.kernel, others, launched.location)
+
+    for ((name, type_), value), ((other, other_type), other_value) in combinations(arguments.items(), 2):
+        if type_ != other_type or _same(value, other_value) or (type_[0] == "*" and not similar(name, other)):
+            continue
+        rank = 1.5 if similar(name, other) else 5.5
+        if similar(name, other):
+            pair = ((name, other), (other, name))
+            yield candidate(rank, f"{name} and {other}", f"{other} and {name}", *pair)
+        yield candidate(rank, name, other, (name, other))
+        yield candidate(rank, other, name, (other, name))
+    for (name, type_), _ in arguments.items():
+        if type_ in ("i32", "i64"):
+            for step in (1, -1):
+                yield candidate(2.5, name, f"{name} {'+' if step > 0 else '-'} 1", (name, step))
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Return whether two arguments are the same number or tensor."""
+    if isinstance(value, torch.Tensor):
+        return value is other
+    return not isinstance(other, torch.Tensor) and bool(value == other)
+
+
+def _passed(passed: dict[str, Any], others: Iterable[tuple[str, str | int]]) -> dict[str, Any]:
+    """Return the arguments of a launch with others in their place."""
+    changed = dict(passed)
+    for name, other in others:
+        if name in passed and (isinstance(other, int) or other in passed):
+            changed[name] = passed[name] + other if isinstance(other, int) else passed[other]
+    return changed
+
+
+# Words.
+
+
+def place_of(candidate: Candidate) -> Location:
+    """Return the line of a change: the innermost that has a name in it which only the changed value has, or has not."""
+    if isinstance(candidate, OfArguments):
+        return candidate.place
+    assert isinstance(candidate, AtPlace)
+    changed = _names(candidate.new) ^ _names(candidate.old)
+    lines = candidate.places
+    return next((place for place in lines if changed & _names(_text_of(place))), lines[0])
+
+
+_NAME: Final = re.compile(r"[A-Za-z_]\w+")
+
+
+def _names(words: str) -> set[str]:
+    return set(_NAME.findall(words)) - {"load", "where", "sum", "max", "min", "maximum", "minimum"}
+
+
+def _text_of(place: Location) -> str:
+    return linecache.getline(place.file, place.line).strip()
+
+
+def _described(candidate: Candidate) -> tuple[str, str, str, str]:
+    """Return site, source, and what stands there and what should, in words."""
+    place = place_of(candidate)
+    old = candidate.old
+    if isinstance(candidate, OfArguments):
+        old = f"{old} of {candidate.kernel}"
+    return str(place), _text_of(place), old, candidate.new
+
+
+def _in_short(candidate: Candidate) -> str:
+    site, _, old, new = _described(candidate)
+    return f"{site.rpartition('/')[2]}, `{old}` to `{new}`"
+
+
+def with_repair(
+    found: Explanation, experiment: Experiment, relation: str | None, *, always: bool = True
+) -> Explanation:
+    """Return an explanation with a change that mends the kernel, if there is one.
+
+    It leads where the findings are vague, and where it shows that the first of them cannot be true. It is looked for
+    ``always``, or only where they are vague.
+    """
+    first = found.findings[0]
+    if experiment.first.error or not (always or first.vague or first.reason == "unknown"):
+        return found
+    search = RepairSearch(experiment, relation)
+    repair = search.repair()
+    if repair is None:
+        return msgspec.structs.replace(found, launches=found.launches + search.launches)
+    findings = found.findings
+    told = Finding("operation", f"{repair.place}: {repair.change}", cause=f"operation: {repair.place}: {repair.change}")
+    if first.reason == "unknown" or contradicts(repair, search.found[0], first):
+        findings = (told, *findings[1:])
+    elif first.vague:
+        findings = (told, *findings)
+    return msgspec.structs.replace(found, findings=findings, repair=repair, launches=found.launches + search.launches)
+
+
+_TERMS: Final[dict[str, frozenset[str]]] = {
+    "sink": frozenset({"sink", "sinks"}),
+    "slope": frozenset({"alibi", "slope", "slopes"}),
+    "soft cap": frozenset({"softcap", "tanh", "cap"}),
+    "bias": frozenset({"bias", "qq"}),
+    "scale": frozenset({"scale", "scales", "factor", "factors", "descale", "dequantize"}),
+}
+"""Terms of a score or a denominator, and words in the source of what computes them."""
+_PLACES: Final = frozenset({"page", "address", "head mapping", "foreign sequence"})
+
+
+def contradicts(repair: Repair, candidate: Candidate, finding: Finding) -> bool:
+    """Return whether a finding is about another mechanism than the change that mends the kernel.
+
+    A change of a float is none of masks and addresses. A change of an address, a mask or of another term's words in
+    the source is none of a term of the score.
+    """
+    if not isinstance(candidate, AtPlace):
+        return False
+    if candidate.element == "f32" and not candidate.loads:
+        words = {part for name in _names(_source_around(candidate)) for part in name.lower().split("_")}
+        named = {term for term, own in _TERMS.items() if own & words}
+        return finding.reason in _PLACES or (finding.reason in _TERMS and bool(named) and finding.reason not in named)
+    return False
+
+
+def _source_around(candidate: AtPlace) -> str:
+    """Return the words of a change and the lines of its place and of the calls that lead there, the outermost apart."""
+    lines = [_text_of(place) for place in candidate.places[:2]]
+    return " ".join((candidate.old, candidate.new, *lines))

@@ -1,0 +1,541 @@
+"""Kernel changes: what may stand in place of a value in a kernel, as a programmer could have meant it.
+
+Each change has words for the value as it is and as it would be, and a rank: those of a lower rank are more likely.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from fuzz_attn.errors import UnknownValueError
+from fuzz_attn.simulator.formulas import (
+    BINARY,
+    CASTS,
+    PREDICATES,
+    SHAPES,
+    Array,
+    Read,
+    binary_in_words,
+    computed,
+    in_words,
+    is_known,
+    kind_of,
+    predicate_of,
+    ranked,
+)
+from fuzz_attn.simulator.site_values import SiteValues, fits, similar
+from fuzz_attn.simulator.switches import Compute, Site, Switches
+from fuzz_attn.ttir.ir import Location, Operation, Value
+
+DEPTH: Final = 3
+"""Operations that may be left out one after the other."""
+CHAIN: Final = 40
+"""Operations before which, or behind which, another one may be moved."""
+_NEUTRAL: Final = {
+    ("arith.divsi", 1): (0, 1),
+    ("arith.remsi", 1): (0,),
+    ("arith.divf", 1): (0.0, 1.0, math.inf, -math.inf),
+    **{("arith.muli", index): (1,) for index in (0, 1)},
+    **{("arith.mulf", index): (1.0, math.inf, -math.inf) for index in (0, 1)},
+    **{("arith.addi", index): (0,) for index in (0, 1)},
+    **{("arith.addf", index): (0.0,) for index in (0, 1)},
+    ("arith.subi", 1): (0,),
+    ("arith.subf", 1): (0.0,),
+}
+"""Numbers as an operand that leave the operation out, or make nonsense of it."""
+LOG2_E: Final = math.log2(math.e)
+_RENAMED: Final = {
+    "arith.addi": ("arith.subi",),
+    "arith.subi": ("arith.addi",),
+    "arith.muli": ("arith.divsi", "arith.addi"),
+    "arith.divsi": ("arith.remsi", "arith.muli"),
+    "arith.remsi": ("arith.divsi",),
+    "arith.andi": ("arith.ori",),
+    "arith.ori": ("arith.andi",),
+    "arith.minsi": ("arith.maxsi",),
+    "arith.maxsi": ("arith.minsi",),
+    "arith.addf": ("arith.subf",),
+    "arith.subf": ("arith.addf",),
+    "arith.mulf": ("arith.divf",),
+    "arith.divf": ("arith.mulf",),
+    "arith.maxnumf": ("arith.minnumf",),
+    "arith.minnumf": ("arith.maxnumf",),
+    "math.exp": ("math.exp2",),
+    "math.exp2": ("math.exp",),
+    "math.log": ("math.log2",),
+    "math.log2": ("math.log",),
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """What may stand in place of a value: ``name`` is that of the same change elsewhere, in other kernels too."""
+
+    name: str
+    old: str
+    new: str
+    rank: float
+    compute: Compute
+    place: Location | None = None
+    """The line to name, where that is not the value's own."""
+
+
+def changes_of(site: Site, switches: Switches) -> list[Change]:
+    """Return the changes of a site, the likeliest first; each name once."""
+    found: dict[str, Change] = {}
+    for change in _Proposer(site, switches).all():
+        found.setdefault(change.name, change)
+    return sorted(found.values(), key=lambda change: change.rank)
+
+
+class _Proposer(SiteValues):
+    """Proposes what may stand in place of the value of one site."""
+
+    def __init__(self, site: Site, switches: Switches) -> None:
+        super().__init__(site)
+        self.switches = switches
+
+    # Proposals.
+
+    def all(self) -> Iterator[Change]:
+        """Yield all changes."""
+        operation = self.operation
+        if self.is_result:
+            yield from self._of_predicate()
+            yield from self._renamed()
+            yield from self._operands()
+            yield from self._wide()
+            yield from self._moved()
+            if operation.name == "arith.select":
+                yield from self._arms()
+            if operation.name == "tt.load":
+                yield from self._loads()
+        yield from self._left_out()
+        yield from self._value()
+        if self.kind == "i1":
+            yield from self._conditions()
+        if self.kind == "int":
+            yield from self._integers()
+        if self.kind == "f32":
+            yield from self._floats()
+
+    def change(self, name: str, new: str, rank: float, compute: Callable[[Read], Array]) -> Change:
+        """Return a change that does not need the value itself."""
+        return Change(name, self.old, new, rank, lambda read, _: compute(read))
+
+    def again(self, operation: Operation, read: Read, operands: list[Value] | None = None) -> Array:
+        """Return the result of an operation on values."""
+        arrays = [read(value) for value in (operation.operands if operands is None else operands)]
+        return self.applied(operation, arrays)
+
+    def applied(self, operation: Operation, arrays: list[Array]) -> Array:
+        """Return the result of an operation on arrays, with axes and types as they are for its operands."""
+        if operation.name not in SHAPES:
+            rank = len(operation.results[0].type.shape)
+            arrays = [ranked(array, rank) for array in arrays]
+        if operation.name in BINARY or operation.name.startswith("arith.cmp"):
+            common = np.result_type(*arrays)
+            arrays = [array.astype(common, copy=False) for array in arrays]
+        result = computed(operation, arrays)
+        if result is None:
+            raise UnknownValueError
+        return result
+
+    def _of_predicate(self) -> Iterator[Change]:
+        predicate = predicate_of(self.operation)
+        if predicate not in PREDICATES:
+            return
+        for other, (sign, function) in PREDICATES.items():
+            if other != predicate:
+
+                def compute(read: Read, function: Callable[[Array, Array], Array] = function) -> Array:
+                    left, right = (read(value) for value in self.operation.operands)
+                    return function(left, right)
+
+                left, right = (self.words(value, 1) for value in self.operation.operands)
+                near = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt", "eq": "ne", "ne": "eq"}[predicate] == other
+                yield self.change(f"predicate {other}", f"{left} {sign} {right}", 0 if near else 1, compute)
+
+    def _renamed(self) -> Iterator[Change]:
+        operation = self.operation
+        if not is_known(operation):
+            return
+        for other in _RENAMED.get(operation.name, ()):
+            new = Operation(other, operation.operands, operation.results, operation.text)
+            yield self.change(f"to {other}", self.made(new), 1.2, partial(self.again, new))
+        if operation.name in ("arith.subi", "arith.subf", "arith.divf", "arith.divsi", "arith.remsi"):
+            swapped = operation.operands[::-1]
+            words = in_words(operation, [self.words(value, 1) for value in swapped])
+            yield self.change("operands swapped", words, 1, partial(self._on, operation, swapped))
+
+    def _on(self, operation: Operation, operands: list[Value], read: Read) -> Array:
+        return self.again(operation, read, operands)
+
+    def _operands(self) -> Iterator[Change]:
+        """Yield the operation on another value in place of one operand."""
+        operation = self.operation
+        if not is_known(operation) or operation.name in CASTS:
+            return
+        for index, value in enumerate(operation.operands):
+            number = self.number(value)
+            if number is not None and not isinstance(number, bool):
+                for near, rank in _other_numbers(number):
+                    if near not in _NEUTRAL.get((operation.name, index), ()):
+                        yield self._with_number(index, value, near, rank)
+            for other in self.alike(value):
+                if other is value or self.root(other) is self.root(value):
+                    continue
+                operands = list(operation.operands)
+                operands[index] = other
+                words = in_words(operation, [self.words(each, 1) for each in operands])
+                likely = similar(self.words(self.root(value)), self.words(other))
+                name = f"operand {index} {self.label(other)}"
+                yield self.change(name, words, 2.2 if likely else 5, partial(self._on, operation, operands))
+
+    def _with_number(self, index: int, value: Value, number: float, rank: int) -> Change:
+        operation = self.operation
+        words = [self.words(each, 1) for each in operation.operands]
+        words[index] = f"{number:.6g}" if isinstance(number, float) else str(number)
+
+        def compute(read: Read) -> Array:
+            arrays = [read(each) for each in operation.operands]
+            arrays[index] = np.full_like(arrays[index], number)
+            return self.applied(operation, arrays)
+
+        return self.change(f"operand {index} number {number}", in_words(operation, words), rank, compute)
+
+    def _wide(self) -> Iterator[Change]:
+        """Yield integers that are widened before they are multiplied, not behind."""
+        operation = self.operation
+        inner = self.makers.get(operation.operands[0]) if operation.name == "arith.extsi" else None
+        if inner is None or inner.name not in BINARY or self.type.element != "i64":
+            return
+
+        def compute(read: Read) -> Array:
+            arrays = [read(self._before_cut(value)).astype(np.int64) for value in inner.operands]
+            return self.applied(inner, arrays)
+
+        yield self.change("in 64 bits", f"{self.made(inner)} in 64 bits", 0, compute)
+
+    def _before_cut(self, value: Value) -> Value:
+        maker = self.makers.get(value)
+        return maker.operands[0] if maker is not None and maker.name == "arith.trunci" else value
+
+    def _moved(self) -> Iterator[Change]:
+        """Yield an operation computed before the operations in front of it, or behind those that follow it."""
+        if self.kind != "f32" or not self.type.shape:
+            return
+        above = self._above(self.site.value)
+        own = self.operation
+        for index in self._inputs(own):
+            for source in self._above(own.operands[index]):
+                if source.type == self.type and self.makers[source].location != own.location:
+                    yield self._before(own, index, source)
+        for value in above:
+            maker = self.makers[value]
+            apart = maker.location != own.location
+            if apart and self.operation.variable and value.type == self.type:
+                for index in self._inputs(maker):
+                    yield self._behind(maker, index)
+
+    def _inputs(self, operation: Operation) -> list[int]:
+        """Return which operands may be the scores that an operation changes, where it is one of two operands."""
+        if operation.name not in _MOVABLE:
+            return []
+        return [index for index, each in enumerate(operation.operands) if each.type == self.type]
+
+    def _above(self, value: Value) -> list[Value]:
+        """Return values of which one is made by known operations of its tile, the nearest first, itself among them."""
+        found: list[Value] = []
+        pending = [value]
+        while pending and len(found) < CHAIN:
+            each = pending.pop(0)
+            maker = self.makers.get(each)
+            if each in found or maker is None or not is_known(maker) or not each.type.shape:
+                continue
+            if maker.name not in SHAPES:
+                found.append(each)
+                pending += [operand for operand in maker.operands if operand.type.shape == self.type.shape]
+        return found
+
+    def _remade(self, value: Value, given: dict[Value, Array], read: Read, depth: int = 0) -> Array | None:
+        """Return a value made anew of others that are given; None where it is not made of them."""
+        if value in given:
+            return given[value]
+        maker = self.makers.get(value)
+        if maker is None or depth > CHAIN or not is_known(maker) or not value.type.shape:
+            return None
+        parts = [self._remade(operand, given, read, depth + 1) for operand in maker.operands]
+        if all(part is None for part in parts):
+            return None
+        arrays = [read(operand) if part is None else part for operand, part in zip(maker.operands, parts, strict=True)]
+        given[value] = self.applied(maker, arrays)
+        return given[value]
+
+    def _before(self, moved: Operation, index: int, source: Value) -> Change:
+        def compute(read: Read) -> Array:
+            arrays = [read(operand) for operand in moved.operands]
+            arrays[index] = read(source)
+            made = self._remade(moved.operands[index], {source: self.applied(moved, arrays)}, read)
+            if made is None:
+                raise UnknownValueError
+            return made
+
+        return self._order(f"before {index} {self.label(source)}", moved, source, "behind", "before", compute)
+
+    def _behind(self, moved: Operation, index: int) -> Change:
+        def compute(read: Read) -> Array:
+            source = moved.operands[index]
+            arrays = [read(operand) for operand in moved.operands]
+            made = self._remade(self.site.value, {moved.results[0]: read(source)}, read)
+            if made is None:
+                raise UnknownValueError
+            arrays[index] = made
+            return self.applied(moved, arrays)
+
+        name = f"behind {index} {self.label(moved.results[0])}"
+        return self._order(name, moved, self.site.value, "before", "behind", compute)
+
+    def _order(
+        self, name: str, moved: Operation, value: Value, old: str, new: str, compute: Callable[[Read], Array]
+    ) -> Change:
+        """Return the change of the order of two operations, with the lines of one function that they come from."""
+        lines = [(one, other) for one in _places(moved) for other in _places(self.makers[value])]
+        one, other = next((pair for pair in lines if pair[0].file == pair[1].file and pair[0] != pair[1]), lines[0])
+        words = [f"{linecache.getline(place.file, place.line).strip()}" for place in (one, other)]
+        change = self.change(name, f"{words[0]} {new} {words[1]}", 2, compute)
+        return replace(change, old=f"{words[0]} {old} {words[1]}", place=one)
+
+    def _arms(self) -> Iterator[Change]:
+        condition, left, right = self.operation.operands
+        words = [self.words(each, 1) for each in (condition, left, right)]
+        swapped = partial(self._on, self.operation, [condition, right, left])
+        yield self.change("arms swapped", f"where({words[0]}, {words[2]}, {words[1]})", 1, swapped)
+        for arm, value in enumerate((left, right)):
+            yield self.change(f"arm {arm}", words[arm + 1], 1, partial(_read, value))
+        if self.kind == "f32":
+            for index, value in ((1, left), (2, right)):
+                if self.number(value) is None:
+                    continue
+                for number in (-math.inf, 0.0, 1.0):
+                    yield self._with_number(index, value, number, 1)
+
+    def _loads(self) -> Iterator[Change]:
+        """Yield loads from another tensor at the same offset, and from the next elements of the same."""
+        own = self.parameter_of(self.operation.operands[0])
+        if own is None or self.type.element not in ("i32", "i64", "f32"):
+            return
+        for parameter in self.site.kernel.function.parameters:
+            if parameter.type.pointer and parameter.type == own.type and parameter is not own:
+                words = f"load({parameter.name.removeprefix('%')})"
+                rank = 1 if similar(own.name, parameter.name) else 3
+                yield Change(f"load {parameter.name}", self.old, words, rank, partial(self._loaded, parameter, 0))
+        for step in (1, -1):
+            words = f"{self.old} of the {'next' if step > 0 else 'previous'} element"
+            yield Change(f"load {step:+}", self.old, words, 3, partial(self._loaded, own, step))
+
+    def _loaded(self, parameter: Value, step: int, read: Read, value: Array) -> Array:
+        offset = read(self.operation.operands[0])
+        found = self.switches.element(parameter, offset + step)
+        return found.reshape(offset.shape)
+
+    def _left_out(self) -> Iterator[Change]:
+        """Yield what the value is made of, in its place."""
+        pending = [(self.site.value, 0)]
+        seen = {self.site.value}
+        while pending:
+            value, depth = pending.pop(0)
+            maker = self.makers.get(value)
+            if maker is None or depth >= DEPTH or maker.name in ("tt.load", "tt.dot", "tt.reduce"):
+                continue
+            if maker.name.startswith("scf."):
+                continue
+            for index, operand in enumerate(maker.operands):
+                if operand in seen:
+                    continue
+                seen.add(operand)
+                pending.append((operand, depth + (maker.name not in SHAPES)))
+                if kind_of(operand.type) != self.kind or not fits(operand.type, self.type):
+                    continue
+                if self.number(operand) is not None or self.root(operand) is self.root(self.site.value):
+                    continue
+                if maker.name in SHAPES and self.makers.get(operand) is None:
+                    continue
+                yield self.change(
+                    f"left out {depth} {index} {self.label(operand)}",
+                    self.words(operand),
+                    1 if depth == 0 else 2.4,
+                    partial(_read, operand),
+                )
+
+    def _value(self) -> Iterator[Change]:
+        """Yield other values that may be meant."""
+        number = self.number(self.site.value)
+        if number is not None and not isinstance(number, bool):
+            for near, rank in _other_numbers(number):
+                words = f"{near:.6g}" if isinstance(near, float) else str(near)
+                yield Change(f"number {near}", self.old, words, rank, partial(_full, near))
+        for other in self.alike(self.site.value):
+            if self.root(other) is self.root(self.site.value):
+                continue
+            words = self.words(other)
+            rank = 3 if similar(self.words(self.site.value), words) else 6
+            yield self.change(
+                f"value {self.label(other)}",
+                words,
+                rank,
+                partial(_read, other),
+            )
+
+    def _conditions(self) -> Iterator[Change]:
+        for truth in (True, False):
+            yield Change(f"always {truth}", self.old, str(truth), 1, partial(_full, truth))
+        yield Change("negated", self.old, f"not ({self.old})", 1, lambda _, value: ~value)
+        for mask in self.alike(self.site.value):
+            words = self.words(mask)
+            for name in ("arith.andi", "arith.ori"):
+                sign, function = BINARY[name]
+                yield self._with(f"{sign} {self.label(mask)}", f"{self.old} {sign} {words}", 2, function, mask)
+        integers = self.named("int")
+        tiles = [value for value in self.tiles() if kind_of(value.type) == "int"]
+        for tile in tiles:
+            for limit in integers:
+                if not limit.type.shape and self.root(limit) is not self.root(tile):
+                    for predicate in ("lt", "ge"):
+                        yield self._compared(tile, limit, *PREDICATES[predicate])
+
+    def _compared(self, tile: Value, limit: Value, sign: str, function: Callable[[Array, Array], Array]) -> Change:
+        def compute(read: Read, value: Array) -> Array:
+            rank = len(self.type.shape)
+            result: Array = value & function(ranked(read(tile), rank), ranked(read(limit), rank))
+            return result
+
+        words = f"{self.words(tile, 1)} {sign} {self.words(limit, 1)}"
+        name = f"& {self.label(tile)} {sign} {self.label(limit)}"
+        return Change(name, self.old, f"{self.old} & ({words})", 7, compute)
+
+    def _with(
+        self, name: str, words: str, rank: float, function: Callable[[Array, Array], Array], other: Value
+    ) -> Change:
+        def compute(read: Read, value: Array) -> Array:
+            found = ranked(read(other), len(self.type.shape))
+            if value.dtype.kind == "i":
+                found = found.astype(value.dtype, copy=False)
+            return function(value, found)
+
+        return Change(name, self.old, words, rank, compute)
+
+    def _integers(self) -> Iterator[Change]:
+        for step in (1, -1):
+            words = f"{self.old} {'+' if step > 0 else '-'} 1"
+            yield Change(f"{step:+}", self.old, words, 1.8, partial(_plus, step))
+        users = self.users()
+        for other in self.named("int"):
+            number, words = self.number(other), self.words(other)
+            if self.root(other) is self.root(self.site.value) or other.type.shape not in ((), self.type.shape):
+                continue
+            stride = "stride" in words
+            if not users <= _SUMS and number is None and not stride:
+                for sign, name in (("+", "arith.addi"), ("-", "arith.subi")):
+                    new = binary_in_words(sign, self.old, words)
+                    yield self._with(f"{sign} {self.label(other)}", new, 4, BINARY[name][1], other)
+            if other.type.shape or (number is not None and number < 2):
+                continue
+            if not users <= {"arith.muli"}:
+                new = binary_in_words("*", self.old, words)
+                yield self._with(f"* {self.label(other)}", new, 3 if stride else 5, np.multiply, other)
+            if stride:
+                continue
+            for sign, name in (("//", "arith.divsi"), ("%", "arith.remsi")):
+                new = binary_in_words(sign, self.old, words)
+                yield self._with(f"{sign} {self.label(other)}", new, 5, BINARY[name][1], other)
+            yield self._with(
+                f"down to {self.label(other)}", f"{self.old} // {words} * {words}", 5, _rounded_down, other
+            )
+            if number is None:
+                for sign, name in (("min", "arith.minsi"), ("max", "arith.maxsi")):
+                    new = binary_in_words(sign, self.old, words)
+                    yield self._with(f"{sign} {self.label(other)}", new, 5, BINARY[name][1], other)
+
+    def _floats(self) -> Iterator[Change]:
+        for number, words in ((2.0, "2"), (0.5, "0.5"), (-1.0, "-1"), (LOG2_E, "log2(e)"), (1 / LOG2_E, "ln(2)")):
+            new = binary_in_words("*", self.old, words)
+            yield Change(f"* {words}", self.old, new, 3, partial(_times, number))
+        for other in self.named("f32"):
+            words = self.words(other)
+            if self.root(other) is self.root(self.site.value) or not fits(other.type, self.type):
+                continue
+            for sign, name in (("*", "arith.mulf"), ("/", "arith.divf"), ("+", "arith.addf"), ("-", "arith.subf")):
+                new = binary_in_words(sign, self.old, words)
+                rank = 4 if sign in "+-" else 3 if other.type.shape else 2
+                yield self._with(f"{sign} {self.label(other)}", new, rank, BINARY[name][1], other)
+        for parameter in self.site.kernel.function.parameters:
+            if parameter.type.pointer and parameter.type.element == "f32" and similar(parameter.name, "scale"):
+                words = f"load({parameter.name.removeprefix('%')})"
+                for sign, name in (("*", "arith.mulf"), ("/", "arith.divf")):
+                    new = binary_in_words(sign, self.old, words)
+                    function = BINARY[name][1]
+                    yield Change(
+                        f"{sign} load {parameter.name}",
+                        self.old,
+                        new,
+                        2,
+                        partial(self._with_loaded, parameter, function),
+                    )
+
+    def _with_loaded(self, parameter: Value, function: Callable[[Array, Array], Array], _: Read, value: Array) -> Array:
+        return function(value, ranked(self.switches.element(parameter, 0), len(self.type.shape)))
+
+
+_MOVABLE: Final = frozenset({"arith.addf", "arith.subf", "arith.mulf", "arith.divf"})
+
+
+def _places(operation: Operation) -> tuple[Location, ...]:
+    return operation.location, *operation.callers
+
+
+_SUMS: Final = {"arith.addi", "arith.subi"}
+
+
+def _other_numbers(number: float) -> Iterator[tuple[float, int]]:
+    """Yield numbers that may be meant, with their ranks."""
+    near: list[tuple[float, int]]
+    if number.__class__ is float:
+        near = [(0.0, 1), (1.0, 1), (-math.inf, 1), (number * 2, 2), (number / 2, 2), (-number, 2)]
+    else:
+        near = [(number + 1, 0), (number - 1, 0), (0, 1), (1, 1), (2, 2), (number * 2, 2), (number // 2, 2)]
+    seen = {number}
+    for other, rank in near:
+        if other not in seen and not math.isnan(other):
+            seen.add(other)
+            yield other, rank
+
+
+def _full(number: float, _: Read, value: Array) -> Array:
+    return np.full_like(value, number)
+
+
+def _read(other: Value, read: Read) -> Array:
+    return read(other)
+
+
+def _plus(step: int, _: Read, value: Array) -> Array:
+    result: Array = value + step
+    return result
+
+
+def _times(number: float, _: Read, value: Array) -> Array:
+    result: Array = value * value.dtype.type(number)
+    return result
+
+
+def _rounded_down(value: Array, step: Array) -> Array:
+    result: Array = value - BINARY["arith.remsi"][1](value, step)
+    return result

@@ -1,0 +1,192 @@
+"""Site values: the values that are known at a place of a kernel, as its source names them, and which are alike."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fuzz_attn.simulator.formulas import CASTS, SHAPES, WIDENING, in_words, kind_of, number_of, variable_of
+from fuzz_attn.simulator.switches import BY_FLOW, Site
+from fuzz_attn.ttir.ir import Operation, Type, Value
+
+_NAMELESS: Final = SHAPES | CASTS | {"arith.constant"}
+
+
+class SiteValues:
+    """The values that are known at a site. ``old`` is its own value in words; ``names`` are those of variables."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.operation = site.operation
+        self.makers = site.kernel.makers
+        self.type = site.value.type
+        self.kind = kind_of(site.value.type)
+        self.names = _final_names(site)
+        self.is_result = site.key.operand < 0
+        self.old = self.words(site.value) if not self.is_result else self.made(site.operation)
+
+    def words(self, value: Value, depth: int = 2) -> str:
+        """Return a value in words: its name, else what makes it, at most so many operations deep."""
+        maker = self.makers.get(value)
+        number = number_of(maker)
+        if number is not None:
+            return f"{number:.6g}" if isinstance(number, float) else str(number)
+        if self.site.kernel.is_parameter(value):
+            return value.name.removeprefix("%")
+        if maker is None or maker.name in BY_FLOW:
+            return variable_of(value) or "..."
+        if value in self.names:
+            return self.names[value]
+        if maker.name in SHAPES or maker.name in CASTS:
+            return self.words(maker.operands[0], depth)
+        return self.made(maker, depth) if depth > 0 else maker.variable or "..."
+
+    def made(self, operation: Operation, depth: int = 2) -> str:
+        """Return an operation in words, without the name of its result."""
+        operands = operation.operands
+        if operation.name == "tt.load":
+            return f"load({self._tensor(operands[0])})"
+        if operation.name == "tt.get_program_id":
+            return f"program_id({'xyz'.find(operation.attributes.keyword)})"
+        if operation.name == "tt.reduce":
+            inner = {each.name for each in operation.regions[0][0].operations}
+            function = "max" if any("max" in each for each in inner) else "sum"
+            return f"{function}({self.words(operands[0], depth - 1)})"
+        if operation.name == "tt.dot":
+            operands = operands[:2]
+        return in_words(operation, [self.words(each, depth - 1) for each in operands])
+
+    def _tensor(self, value: Value) -> str:
+        parameter = self.parameter_of(value)
+        return "..." if parameter is None else parameter.name.removeprefix("%")
+
+    def parameter_of(self, value: Value) -> Value | None:
+        """Return the tensor that an address points into."""
+        for _ in range(40):
+            if self.site.kernel.is_parameter(value):
+                return value
+            maker = self.makers.get(value)
+            if maker is None or not maker.operands:
+                return None
+            value = maker.operands[0]
+        return None
+
+    def number(self, value: Value) -> float | int | bool | None:
+        """Return the number that every element of a value is; None where that is not a constant."""
+        return number_of(self.makers.get(self.root(value)))
+
+    def root(self, value: Value) -> Value:
+        """Return the value that another one is with other axes or in a wider type."""
+        maker = self.makers.get(value)
+        while maker is not None and (maker.name in SHAPES or maker.name in WIDENING):
+            value = maker.operands[0]
+            maker = self.makers.get(value)
+        return value
+
+    def users(self) -> set[str]:
+        """Return the names of the operations that take the value; those that only give it axes are passed."""
+        found, pending = set(), [self.site.value]
+        while pending:
+            for user in self.site.kernel.users.get(pending.pop(), ()):
+                if user.name in SHAPES or user.name in CASTS:
+                    pending += user.results
+                else:
+                    found.add(user.name)
+        return found if self.is_result else {self.operation.name}
+
+    def named(self, kind: str) -> list[Value]:
+        """Return the values of a kind that have a name of their own, each once."""
+        found: dict[Value, None] = {}
+        for value in self.site.known:
+            if kind_of(value.type) == kind and value is not self.site.value:
+                root = self.root(value)
+                if self.site.kernel.is_parameter(root) or root in self.names or self.makers.get(root) is None:
+                    found.setdefault(root if kind_of(root.type) == kind else value)
+                elif number_of(self.makers.get(root)) is not None and root.type.shape == ():
+                    found.setdefault(root)
+        return list(found)
+
+    def alike(self, value: Value) -> list[Value]:
+        """Return named values that may stand in place of one."""
+        kind = kind_of(value.type)
+        if not kind:
+            return []
+        scalar = not self.root(value).type.shape
+        found = [
+            other
+            for other in self.named(kind)
+            if (other.type.shape == () if scalar else fits(other.type, value.type) and other.type.shape)
+            and number_of(self.makers.get(other)) is None
+        ]
+        if not scalar:
+            roots = {self.root(other) for other in found}
+            found += [
+                other
+                for other in self.site.known
+                if other.type.shape == value.type.shape
+                and kind_of(other.type) == kind
+                and self.root(other) in self.names
+                and self.root(other) not in roots
+                and other is not self.site.value
+            ]
+        return found
+
+    def tiles(self) -> list[Value]:
+        """Return integers whose axes fit the value's, each root once."""
+        found: dict[Value, Value] = {}
+        for value in self.site.known:
+            if value.type.shape and fits(value.type, self.type) and kind_of(value.type) == "int":
+                root = self.root(value)
+                if root in self.names and root.type.shape:
+                    found.setdefault(root, value)
+        return list(found.values())
+
+    def label(self, value: Value) -> str:
+        """Return the name of a value in every kernel that is made of the same source."""
+        maker = self.makers.get(value)
+        if maker is None:
+            return value.name if self.site.kernel.is_parameter(value) else variable_of(value)
+        number = number_of(maker)
+        if number is not None:
+            return str(number)
+        shape = f"{len(value.type.shape)}" if maker.name in SHAPES else ""
+        return f"{maker.variable or variable_of(value)}@{maker.location.line}{maker.name}{shape}"
+
+
+def _final_names(site: Site) -> dict[Value, str]:
+    """Return the values that are all of a variable, and not a part of the expression that it is set to."""
+    found: dict[Value, str] = {}
+    before: tuple[str, Value] | None = None
+    for value in site.known:
+        maker = site.kernel.makers.get(value)
+        if maker is None or maker.name == "arith.constant" or not maker.variable:
+            continue
+        if before is not None and before[0] != maker.variable:
+            found[before[1]] = before[0]
+        before = maker.variable, value
+    if before is not None:
+        found[before[1]] = before[0]
+    return {value: name for value, name in found.items() if _is_computed(site, value)}
+
+
+def _is_computed(site: Site, value: Value) -> bool:
+    maker = site.kernel.makers[value]
+    return not value.type.pointer and maker.name not in _NAMELESS
+
+
+def fits(inner: Type, outer: Type) -> bool:
+    """Return whether a tile can be spread to another one's axes."""
+    if not inner.shape or inner.shape == outer.shape:
+        return True
+    return len(inner.shape) == len(outer.shape) and all(
+        own in (1, other) for own, other in zip(inner.shape, outer.shape, strict=True)
+    )
+
+
+def similar(name: str, other: str) -> bool:
+    """Return whether two names share a word."""
+    return bool(_parts(name) & _parts(other))
+
+
+def _parts(name: str) -> set[str]:
+    parts = name.lower().replace(".", "_").replace("%", "").replace("(", "_").replace(")", "_").split("_")
+    return {part.rstrip("s") for part in parts if len(part) > 2} - {"ptr", "load"}
