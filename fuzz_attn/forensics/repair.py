@@ -33,10 +33,12 @@ from fuzz_attn.simulator.site_values import similar
 from fuzz_attn.simulator.switches import NOT_HERE, NOWHERE, Key, Launched, Site, Switches
 from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
 
-SECONDS: Final = 8.0
-"""Processor time in which changes are tried."""
-MORE_SECONDS: Final = 2.0
-"""Processor time after the first change that mends all, in which others are looked for."""
+LAUNCHES: Final = 2500
+"""Launches in which changes are tried, some 3 ms each."""
+MORE_LAUNCHES: Final = 600
+"""Launches after the first change that mends all, in which others are looked for."""
+SECONDS: Final = 12.0
+"""Processor time after which no more changes are tried, for launches that take longer."""
 NEAR: Final = 8
 """Near cases on which a change is tried at once."""
 FRESH: Final = 12
@@ -138,7 +140,7 @@ class RepairSearch:
         self.found = found
         if not found or failed < FEWEST_FAILED:
             return None
-        others = [each for each in found[1:] if place_of(each) != place_of(found[0])]
+        others = [each for each in found[1:] if place_of(each) != place_of(found[0]) and each.steps == found[0].steps]
         return Repair(
             *_described(found[0]),
             launches=len(trials) + len(fresh),
@@ -220,13 +222,17 @@ class RepairSearch:
             (trial for trial in trials if trial is not smallest), key=lambda one: (not one.failed, -one.size)
         )
         found: list[Candidate] = []
-        until = time.process_time() + SECONDS
+        until, last = time.process_time() + SECONDS, self.launches + LAUNCHES
         for candidate in self._candidates(smallest):
-            if time.process_time() > until or (found and candidate.order > found[0].order + 1 and found[-1].steps):
+            if (
+                self.launches > last
+                or time.process_time() > until
+                or (found and candidate.order > found[0].order + 1 and found[-1].steps)
+            ):
                 break
             if self._mends(candidate, smallest) and all(self._mends_with_steps(candidate, one) for one in others):
                 if candidate.steps and not any(each.steps for each in found):
-                    until = min(until, time.process_time() + MORE_SECONDS)
+                    last = min(last, self.launches + MORE_LAUNCHES)
                 found.append(candidate)
         return sorted(found, key=lambda each: (not each.steps, each.order + isinstance(each, OfArguments)))
 

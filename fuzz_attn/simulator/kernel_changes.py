@@ -170,10 +170,26 @@ class _Proposer(SiteValues):
         for other in _RENAMED.get(operation.name, ()):
             new = Operation(other, operation.operands, operation.results, operation.text)
             yield self.change(f"to {other}", self.made(new), 1.2, partial(self.again, new))
+        if operation.name == "arith.andi" and self.kind == "int":
+            yield from self._remainders()
         if operation.name in ("arith.subi", "arith.subf", "arith.divf", "arith.divsi", "arith.remsi"):
             swapped = operation.operands[::-1]
             words = in_words(operation, [self.words(value, 1) for value in swapped])
             yield self.change("operands swapped", words, 1, partial(self._on, operation, swapped))
+
+    def _remainders(self) -> Iterator[Change]:
+        """Yield the remainder that bits of a number are taken for, which they are for powers of two only."""
+        left, right = self.operation.operands
+        number = self.number(right)
+        if number is None:
+            return
+        divisor = int(number) + 1
+
+        def compute(read: Read) -> Array:
+            array = read(left)
+            return BINARY["arith.remsi"][1](array, np.full_like(array, divisor))
+
+        yield self.change("remainder", f"{self.words(left, 1)} % {divisor}", 1, compute)
 
     def _on(self, operation: Operation, operands: list[Value], read: Read) -> Array:
         return self.again(operation, read, operands)

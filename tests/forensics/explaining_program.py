@@ -1,7 +1,8 @@
 """Explains seeded bugs on their saved cases in the simulator, and prints the explanations as JSON lines.
 
 ``python explaining_program.py CASES [--check TRUTH] [--tables FOLDER] NAME...``: CASES is a JSON file of cases by bug,
-and FOLDER holds other bugs than the seeded ones. Without names all are explained. With ``--check`` only the
+and FOLDER holds other bugs than the seeded ones. With ``--repair`` a change of the kernel that mends it is looked for
+too, which takes ten seconds of processor time. Without names all are explained. With ``--check`` only the
 explanations are printed that TRUTH, a table of reasons and words, does not state; exit status 1 if there are any.
 """
 
@@ -26,9 +27,12 @@ from fuzz_attn.engine.orders import Setup
 TABLES = Path(fuzz_attn.__file__).parent / "mutation" / "seeded" / "tables"
 
 
-def explained(bug: str, saved: dict[str, Any], backend: Any, scratch: Path, tables: Path) -> dict[str, Any]:
+def explained(
+    bug: str, saved: dict[str, Any], backend: Any, scratch: Path, tables: Path, *, repair: bool
+) -> dict[str, Any]:
     """Return the explanation of a bug's saved case as plain data, with the processor time that it took."""
     from fuzz_attn.forensics.explain import explain  # noqa: PLC0415 - after the backend is prepared
+    from fuzz_attn.forensics.repair import with_repair  # noqa: PLC0415 - as above
     from fuzz_attn.mutation.seeded.bugs import seeded_bug  # noqa: PLC0415 - as above
     from fuzz_attn.mutation.seeded.edited_kernels import target_with  # noqa: PLC0415 - as above
     from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
@@ -36,26 +40,30 @@ def explained(bug: str, saved: dict[str, Any], backend: Any, scratch: Path, tabl
     target = target_with(seeded_bug(tables, bug), saved["family"], scratch)
     case = msgspec.convert(saved["case"], AttentionCase)
     began = time.process_time()
-    explanation = explain(Experiment(case, target, backend), saved.get("relation"))
+    experiment = Experiment(case, target, backend)
+    explanation = explain(experiment, saved.get("relation"))
+    if repair:
+        explanation = with_repair(explanation, experiment, saved.get("relation"))
     return {
         "bug": bug,
         "family": saved["family"],
         "reason": explanation.reason,
         "words": explanation.words,
         "findings": [[finding.reason, finding.words] for finding in explanation.findings],
+        "repair": "" if explanation.repair is None else explanation.repair.sentence,
         "launches": explanation.launches,
         "seconds": time.process_time() - began,
     }
 
 
-def explanations(cases: Path, names: list[str], tables: Path) -> Iterator[dict[str, Any]]:
+def explanations(cases: Path, names: list[str], tables: Path, *, repair: bool) -> Iterator[dict[str, Any]]:
     """Yield the explanation of each named bug, or of all."""
     saved = json.loads(cases.read_text(encoding="utf-8"))
     judge = load(Setup("unified", backend="simulator"))
     judge.ready()
     with tempfile.TemporaryDirectory() as scratch:
         for bug in names or saved:
-            yield explained(bug, saved[bug], judge.backend, Path(scratch), tables)
+            yield explained(bug, saved[bug], judge.backend, Path(scratch), tables, repair=repair)
 
 
 def check(rows: Iterator[dict[str, Any]], truth: dict[str, dict[str, Any]]) -> int:
@@ -78,8 +86,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--check", type=Path)
     parser.add_argument("--tables", type=Path, default=TABLES)
+    parser.add_argument("--repair", action="store_true")
     given = parser.parse_intermixed_args()
-    rows = explanations(given.cases, given.names, given.tables)
+    rows = explanations(given.cases, given.names, given.tables, repair=given.repair)
     if given.check is not None:
         return check(rows, tomllib.loads(given.check.read_text(encoding="utf-8")))
     for row in rows:

@@ -1,0 +1,123 @@
+"""Repairs: the change that mends a planted bug, where it leads, and what contradicts a finding."""
+
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuzz_attn.backends.interpreter import InterpreterBackend
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import Sequence
+from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, Repair
+from fuzz_attn.forensics.near_cases import near_cases
+from fuzz_attn.forensics.repair import AtPlace, OfArguments, contradicts, place_of, with_repair
+from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.report.explanation_text import render
+from fuzz_attn.report.printing import text_of
+from fuzz_attn.targets.loading import load_target
+from fuzz_attn.ttir.ir import Location
+
+HERE = Path(__file__).parent
+SEEDED = {
+    # a predicate
+    "causal_or_equal": r"scores\.py:119, `key <= causal_limit` to `key < causal_limit`",
+    # operands in the other order
+    "alibi_sign": r"scores\.py:\d+, `context_len - key` to `key - context_len`",
+    # an operation left out
+    "new_tokens_restart_the_denominator": r"context_attention\.py:\d+, `output \* 0` to `output`",
+    # a mask added, where only a sanitizer sees the mistake
+    "qq_bias_rows_past_the_matrix": r"scores\.py:\d+, `inside` to `inside & \w*mask`",
+}
+PLANTED = {
+    # another function
+    "split_sums_in_base_2_beside_sinks": r"splits\.py:58, `log2\(row_sum\)` to `log\(row_sum\)`",
+    # another number
+    "masked_keys_score_minus_20": r"query_blocks\.py:\d+, `where\(mask, score, -20\)` to `where\(mask, score, -inf\)`",
+    # a value times another one
+    "table_without_row_stride": r"paged_attention\.py:\d+, `seq_idx` to `seq_idx \* block_table_stride`",
+}
+
+
+@cache
+def rows_of(cases: str, *arguments: str) -> dict[str, dict[str, Any]]:
+    command = [sys.executable, str(HERE / "explaining_program.py"), str(HERE / cases), "--repair", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {row["bug"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("bug", SEEDED)
+def test_a_change_mends_a_seeded_bug(bug: str) -> None:
+    row = rows_of("seeded_bug_cases.json", *SEEDED)[bug]
+    assert re.search(SEEDED[bug], row["repair"]), row
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_change_mends_a_planted_bug(bug: str) -> None:
+    row = rows_of("planted_bug_cases.json", "--tables", str(HERE / "planted"), *PLANTED)[bug]
+    assert re.search(PLANTED[bug], row["repair"]), row
+
+
+def test_what_is_certain_stays_in_front_of_a_change() -> None:
+    row = rows_of("seeded_bug_cases.json", *SEEDED)["causal_or_equal"]
+    assert row["reason"] in ("causal", "denominator")
+
+
+def test_nothing_is_changed_on_a_backend_without_switches() -> None:
+    experiment = Experiment(AttentionCase(sequences=(Sequence(1, 1),)), load_target("unified"), InterpreterBackend())
+    found = Explanation((Finding("unknown", "could not tell"),))
+    assert with_repair(found, experiment, None).repair is None
+
+
+def test_near_cases_are_the_same_each_time_and_differ_from_each_other() -> None:
+    case = AttentionCase(sequences=(Sequence(3, 5),), window=4)
+    cases = list(near_cases(case, 1, 9))
+    assert cases == list(near_cases(case, 1, 9))
+    assert len(set(cases)) == len(cases) == 8
+    assert all(each.window for each in cases)
+
+
+REPAIR = Repair(
+    "/kernels/a.py:7", "score = score / cap", "score / cap", "score / softcap", 21, 9, ("b.py:3, `x` to `y`",)
+)
+
+
+def test_a_change_is_said_with_its_line_and_its_launches() -> None:
+    sentence = (
+        "A change that makes it right: a.py:7, `score / cap` to `score / softcap`, or b.py:3, `x` to `y` "
+        "(21 of 21 launches right, 9 of which were wrong)"
+    )
+    assert REPAIR.sentence == sentence
+    text = text_of(render(Explanation((Finding("soft cap", "wrong"),), repair=REPAIR)), width=200)
+    assert f"{sentence}.\n  score = score / cap\n" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "element", "contradicted"),
+    [
+        ("sink", ("slope * key", "slope * distance"), "f32", True),
+        ("slope", ("slope * key", "slope * distance"), "f32", False),
+        ("page", ("slope * key", "slope * distance"), "f32", True),
+        ("page", ("slot", "slot + 1"), "i32", False),
+        ("sink", ("weights", "weights + 1"), "f32", False),
+    ],
+)
+def test_a_finding_about_another_term_is_contradicted(
+    reason: Reason, words: tuple[str, str], element: str, contradicted: bool
+) -> None:
+    candidate = AtPlace(1.0, *words, places=(Location("nowhere.py", 1),), element=element)
+    assert contradicts(REPAIR, candidate, Finding(reason, "claimed")) is contradicted
+
+
+def test_the_place_of_a_change_is_the_line_that_names_what_changes(tmp_path: Path) -> None:
+    source = tmp_path / "kernel.py"
+    source.write_text("def tanh(x):\n    return where(x)\nscore = tanh(score / softcap)\n", encoding="utf-8")
+    inner, outer = Location(str(source), 2), Location(str(source), 3)
+    assert place_of(AtPlace(1.0, "where(x)", "where(x) * softcap", places=(inner, outer))) == outer
+    assert place_of(AtPlace(1.0, "where(x)", "where(x) * 2", places=(inner, outer))) == inner
+    assert place_of(OfArguments(1.0, "a", "b", place=outer)) == outer
