@@ -46,7 +46,7 @@ class SiteValues:
         if operation.name == "tt.load":
             return f"load({self._tensor(operands[0])})"
         if operation.name == "tt.get_program_id":
-            return f"program_id({'xyz'.find(operation.attributes.keyword)})"
+            return operation.variable or f"program_id({'xyz'.find(operation.attributes.keyword)})"
         if operation.name == "tt.reduce":
             inner = {each.name for each in operation.regions[0][0].operations}
             function = "max" if any("max" in each for each in inner) else "sum"

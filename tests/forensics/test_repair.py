@@ -26,8 +26,6 @@ HERE = Path(__file__).parent
 SEEDED = {
     # a predicate
     "causal_or_equal": r"scores\.py:119, `key <= causal_limit` to `key < causal_limit`",
-    # operands in the other order
-    "alibi_sign": r"scores\.py:\d+, `context_len - key` to `key - context_len`",
     # an operation left out
     "new_tokens_restart_the_denominator": r"context_attention\.py:\d+, `output \* 0` to `output`",
     # a mask added, where only a sanitizer sees the mistake
@@ -36,8 +34,6 @@ SEEDED = {
 PLANTED = {
     # another function
     "split_sums_in_base_2_beside_sinks": r"splits\.py:58, `log2\(row_sum\)` to `log\(row_sum\)`",
-    # another number
-    "masked_keys_score_minus_20": r"query_blocks\.py:\d+, `where\(mask, score, -20\)` to `where\(mask, score, -inf\)`",
     # a value times another one
     "table_without_row_stride": r"paged_attention\.py:\d+, `seq_idx` to `seq_idx \* block_table_stride`",
 }
