@@ -78,9 +78,10 @@ def _verdicts(experiment: Experiment, relation: str | None, second: Second, extr
     findings = launch_properties.findings(experiment)
     others = _after_findings(findings, experiment, relation, second, extra)
     if findings and all(finding.kind == "race" for finding in findings):
-        # Programs that write the same number to a row race only once one of them makes NaN of it: then that is the bug.
+        # Programs that write the same number to a row race only once one of them makes NaN of it. That is the bug then;
+        # a race beside it shows in cases without NaN.
         rest = list(others)
-        yield from [*rest, *findings] if rest and rest[0].kind == "nan" else [*findings, *rest]
+        yield from rest if rest and rest[0].kind == "nan" else [*findings, *rest]
     else:
         yield from findings
         yield from others
