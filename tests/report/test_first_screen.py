@@ -132,7 +132,7 @@ def test_a_single_failure_stands_below_the_verdict(
 def test_the_cases_that_failed_are_counted_beside_the_failures(run: Callable[..., RunLog], page: Any) -> None:
     read = run(failures=2)
     counted = replace(read.statistics, failing=216)
-    read = dataclasses.replace(read, report=dataclasses.replace(read.report, statistics=counted))
+    read = dataclasses.replace(read, report=replace(read.report, statistics=counted))
     assert "seed 9 · 216 cases failed" in page(run_page([read], 0.0)).text
 
 
