@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -49,8 +49,32 @@ MOST_CONFIRMED: Final = 5
 """Changes that mend the near cases and are tried on further ones."""
 IN_A_CALL: Final = 0.5
 """What the rank of a change grows by that is made only where one call leads."""
+VISITS: Final = 6
+"""Values at a site by which changes are told apart: of those that give the same, only one is tried where it fails."""
 LOOPS: Final = 8
 """How many times as many values a changed launch may compute."""
+
+
+class OfTensor(NamedTuple):
+    """A stride or a size of a tensor that is an argument."""
+
+    tensor: str
+    what: Literal["stride", "shape"]
+    axis: int
+
+    @property
+    def words(self) -> str:
+        """The number as host code writes it."""
+        axis = f"({self.axis})" if self.what == "stride" else f"[{self.axis}]"
+        return f"{self.tensor}.{self.what}{axis}"
+
+    def of(self, tensor: Any) -> Any:
+        """Return the number, as it is for a tensor; None where that has no such axis."""
+        numbers = tuple(tensor.stride() if self.what == "stride" else tensor.shape)
+        return numbers[self.axis] if self.axis < len(numbers) else None
+
+
+Other: TypeAlias = str | int | OfTensor
 
 
 @dataclass(eq=False)
@@ -80,10 +104,10 @@ class AtPlace(Candidate):
 
 @dataclass(eq=False)
 class OfArguments(Candidate):
-    """Other arguments of a kernel: for each name that of another argument, or a number to add."""
+    """Other arguments of a kernel: for each name that of another one, a number to add, or that of a tensor."""
 
     kernel: str = ""
-    others: tuple[tuple[str, str | int], ...] = ()
+    others: tuple[tuple[str, Other], ...] = ()
     place: Location = UNKNOWN_LOCATION
 
 
@@ -115,6 +139,7 @@ class RepairSearch:
         self._switches.parsed = self._parsed
         self._sites: dict[Key, list[Site]] = {}
         self._changes: dict[Site, dict[str, Change]] = {}
+        self._effects: dict[tuple[Site, str], int] = {}
         self._chosen: Candidate | None = None
         self.found: list[Candidate] = []
 
@@ -222,6 +247,7 @@ class RepairSearch:
             (trial for trial in trials if trial is not smallest), key=lambda one: (not one.failed, -one.size)
         )
         found: list[Candidate] = []
+        useless: set[object] = set()
         until, last = time.process_time() + SECONDS, self.launches + LAUNCHES
         for candidate in self._candidates(smallest):
             if (
@@ -230,11 +256,28 @@ class RepairSearch:
                 or (found and candidate.order > found[0].order + 1 and found[-1].steps)
             ):
                 break
-            if self._mends(candidate, smallest) and all(self._mends_with_steps(candidate, one) for one in others):
+            effect = self._effect_of(candidate)
+            if effect in useless:
+                continue
+            if not self._mends(candidate, smallest):
+                useless |= {effect} if effect else set()
+            elif all(self._mends_with_steps(candidate, one) for one in others):
                 if candidate.steps and not any(each.steps for each in found):
                     last = min(last, self.launches + MORE_LAUNCHES)
                 found.append(candidate)
         return sorted(found, key=lambda each: (not each.steps, each.order + isinstance(each, OfArguments)))
+
+    def _effect_of(self, candidate: Candidate) -> object:
+        """Return what tells changes apart at one place in the first values that it has in the smallest case."""
+        if not isinstance(candidate, AtPlace):
+            return None
+        sites = (
+            site
+            for site in self._sites[candidate.key]
+            if candidate.callers is None or candidate.callers == site.callers
+        )
+        effects = tuple(self._effects.get((site, candidate.name)) for site in sites)
+        return candidate.key, candidate.callers, effects
 
     def _mends_with_steps(self, candidate: Candidate, trial: Trial) -> bool:
         right = self._mends(candidate, trial)
@@ -264,15 +307,20 @@ class RepairSearch:
 
     def _differing(self, trial: Trial) -> Differing:
         """Return the changes of each site that would give another value in a launch that has none of them."""
-        pending: Differing = {}
+        visits: dict[Site, int] = {}
         differing: Differing = {}
 
         def watch(site: Site, read: Read, value: Array) -> None:
-            left = pending.get(site)
-            if left is None:
-                left = pending[site] = dict(self._changes_of(site))
-            for name in [name for name, change in left.items() if _differs(change, read, value)]:
-                differing.setdefault(site, {})[name] = left.pop(name)
+            known, visit = differing.setdefault(site, {}), visits.get(site, 0)
+            visits[site] = visit + 1
+            for name, change in self._changes_of(site).items():
+                if name in known and visit >= VISITS:
+                    continue
+                effect = _effect(change, read, value)
+                if effect:
+                    known[name] = change
+                if visit < VISITS:
+                    self._effects[site, name] = hash((self._effects.get((site, name)), effect))
 
         self._switches.watching = watch
         try:
@@ -283,13 +331,14 @@ class RepairSearch:
         return differing
 
 
-def _differs(change: Change, read: Read, value: Array) -> bool:
-    """Return whether a change gives another value; not where it cannot be computed."""
+def _effect(change: Change, read: Read, value: Array) -> int:
+    """Return a number that tells what a change gives from what others give; 0 where it gives the same value."""
     try:
-        new = change.compute(read, value)
-        return not bool(((new == value) | ((new != new) & (value != value))).all())  # noqa: PLR0124 - NaN
+        new = np.broadcast_to(np.asarray(change.compute(read, value)), value.shape).astype(value.dtype, copy=False)
     except NOT_HERE:
-        return False
+        return 0
+    same = bool(((new == value) | ((new != new) & (value != value))).all())  # noqa: PLR0124 - NaN
+    return 0 if same else hash(new.tobytes()) or 1
 
 
 def _is_right(launch: Launch, reference: Reference) -> bool:
@@ -310,7 +359,7 @@ def _of_arguments(launched: Launched) -> Iterator[OfArguments]:
     """Yield other arguments of a launch: another one of the type, two exchanged, one more or less."""
     arguments = launched.arguments
 
-    def candidate(order: float, old: str, new: str, *others: tuple[str, str | int]) -> OfArguments:
+    def candidate(order: float, old: str, new: str, *others: tuple[str, Other]) -> OfArguments:
         return OfArguments(order, old, new, True, launched.kernel, others, launched.location)
 
     for ((name, type_), value), ((other, other_type), other_value) in combinations(arguments.items(), 2):
@@ -322,10 +371,21 @@ def _of_arguments(launched: Launched) -> Iterator[OfArguments]:
             yield candidate(rank, f"{name} and {other}", f"{other} and {name}", *pair)
         yield candidate(rank, name, other, (name, other))
         yield candidate(rank, other, name, (other, name))
-    for (name, type_), _ in arguments.items():
+    for (name, type_), value in arguments.items():
         if type_ in ("i32", "i64"):
+            for number in _numbers_of_tensors(name, value, launched):
+                yield candidate(1.5, name, number.words, (name, number))
             for step in (1, -1):
                 yield candidate(2.5, name, f"{name} {'+' if step > 0 else '-'} 1", (name, step))
+
+
+def _numbers_of_tensors(name: str, value: Any, launched: Launched) -> Iterator[OfTensor]:
+    """Yield the strides of tensors with a like name, and their sizes, which are other numbers than an argument."""
+    for (tensor, _), given in launched.arguments.items():
+        if isinstance(given, torch.Tensor) and similar(name, tensor):
+            for axis in range(given.dim()):
+                numbers = (OfTensor(tensor, "stride", axis), OfTensor(tensor, "shape", axis))
+                yield from (number for number in numbers if number.of(given) != value)
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -335,12 +395,17 @@ def _same(value: Any, other: Any) -> bool:
     return not isinstance(other, torch.Tensor) and bool(value == other)
 
 
-def _passed(passed: dict[str, Any], others: Iterable[tuple[str, str | int]]) -> dict[str, Any]:
+def _passed(passed: dict[str, Any], others: Iterable[tuple[str, Other]]) -> dict[str, Any]:
     """Return the arguments of a launch with others in their place."""
     changed = dict(passed)
     for name, other in others:
-        if name in passed and (isinstance(other, int) or other in passed):
-            changed[name] = passed[name] + other if isinstance(other, int) else passed[other]
+        if name in passed and isinstance(other, int):
+            changed[name] = passed[name] + other
+        elif name in passed and isinstance(other, OfTensor):
+            number = other.of(passed[other.tensor]) if other.tensor in passed else None
+            changed[name] = passed[name] if number is None else number
+        elif name in passed and isinstance(other, str) and other in passed:
+            changed[name] = passed[other]
     return changed
 
 
@@ -373,7 +438,7 @@ def _described(candidate: Candidate) -> tuple[str, str, str, str]:
     place = place_of(candidate)
     old = candidate.old
     if isinstance(candidate, OfArguments):
-        old = f"{old} of {candidate.kernel}"
+        old = f"argument {old} of {candidate.kernel}"
     return str(place), _text_of(place), old, candidate.new
 
 
