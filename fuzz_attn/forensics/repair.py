@@ -128,6 +128,13 @@ class Trial:
 Differing: TypeAlias = dict[Site, dict[str, Change]]
 
 
+def _is_guess(candidate: Candidate) -> bool:
+    """Return whether a change is one of an argument that its own tensor does not tell: the kernel may be wrong too."""
+    if not isinstance(candidate, OfArguments):
+        return False
+    return not all(isinstance(other, OfTensor) for _, other in candidate.others)
+
+
 class RepairSearch:
     """The search for changes that mend a failing case; ``launches`` counts those with a change."""
 
@@ -265,7 +272,7 @@ class RepairSearch:
                 if candidate.steps and not any(each.steps for each in found):
                     last = min(last, self.launches + MORE_LAUNCHES)
                 found.append(candidate)
-        return sorted(found, key=lambda each: (not each.steps, each.order + isinstance(each, OfArguments)))
+        return sorted(found, key=lambda each: (not each.steps, each.order + _is_guess(each)))
 
     def _effect_of(self, candidate: Candidate) -> object:
         """Return what tells changes apart at one place in the first values that it has in the smallest case."""
