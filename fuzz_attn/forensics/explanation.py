@@ -227,7 +227,8 @@ class Repair(Plain, frozen=True):
 
     ``site`` is its ``file:line`` and ``source`` the text of that line. ``old`` is what stands there and ``new`` what
     should, both in words of the source. ``launches`` counts those that were tried, ``failed`` those of them that were
-    wrong before. ``alternatives`` are changes elsewhere that do the same.
+    wrong before. ``alternatives`` are changes elsewhere that do the same. With ``avoids`` loops or branches run in
+    another way, so that the mistake may be elsewhere and only does not show.
     """
 
     site: str
@@ -237,6 +238,7 @@ class Repair(Plain, frozen=True):
     launches: int
     failed: int
     alternatives: tuple[str, ...] = ()
+    avoids: bool = False
 
     @property
     def place(self) -> str:
@@ -253,7 +255,10 @@ class Repair(Plain, frozen=True):
         """The change with its place, and how many launches it makes right."""
         other = f", or {self.alternatives[0]}" if self.alternatives else ""
         tried = f"{self.launches} of {self.launches} launches right, {self.failed} of which were wrong"
-        return f"A change that makes it right: {self.place}, {self.change}{other} ({tried})"
+        what = (
+            "A change that avoids it, with other loops or branches" if self.avoids else "A change that makes it right"
+        )
+        return f"{what}: {self.place}, {self.change}{other} ({tried})"
 
 
 class Explanation(Plain, frozen=True):

@@ -84,6 +84,8 @@ class Candidate:
     order: float
     old: str
     new: str
+    values: int = 0
+    """How many values the launches of all cases compute with it."""
     steps: bool = True
     """Whether loops and branches run as before. Else it may only avoid what is wrong, such as a second tile."""
 
@@ -126,6 +128,12 @@ class Trial:
 
 
 Differing: TypeAlias = dict[Site, dict[str, Change]]
+
+
+def _by_likelihood(candidate: Candidate) -> tuple[bool, int, float]:
+    """Return what orders changes that mend all: one that makes loops run longer comes last, the longest of them."""
+    order = candidate.order + _is_guess(candidate)
+    return (False, 0, order) if candidate.steps else (True, candidate.values, order)
 
 
 def _is_guess(candidate: Candidate) -> bool:
@@ -177,6 +185,7 @@ class RepairSearch:
             *_described(found[0]),
             launches=len(trials) + len(fresh),
             failed=failed,
+            avoids=not found[0].steps,
             alternatives=tuple(_in_short(each) for each in others[:1]),
         )
 
@@ -272,7 +281,7 @@ class RepairSearch:
                 if candidate.steps and not any(each.steps for each in found):
                     last = min(last, self.launches + MORE_LAUNCHES)
                 found.append(candidate)
-        return sorted(found, key=lambda each: (not each.steps, each.order + _is_guess(each)))
+        return sorted(found, key=_by_likelihood)
 
     def _effect_of(self, candidate: Candidate) -> object:
         """Return what tells changes apart at one place in the first values that it has in the smallest case."""
@@ -289,6 +298,7 @@ class RepairSearch:
     def _mends_with_steps(self, candidate: Candidate, trial: Trial) -> bool:
         right = self._mends(candidate, trial)
         candidate.steps &= self._switches.calls == trial.values
+        candidate.values += self._switches.calls
         return right
 
     def _candidates(self, smallest: Trial) -> list[Candidate]:
@@ -306,7 +316,7 @@ class RepairSearch:
                 for callers in (None, site.callers) if several else (None,):
                     order = change.rank + (IN_A_CALL if callers else 0.0)
                     whole = (change.place,) if change.place else (site.operation.location, *site.callers)
-                    at = AtPlace(order, change.old, change.new, True, site.key, name, callers, whole)
+                    at = AtPlace(order, change.old, change.new, 0, True, site.key, name, callers, whole)
                     at.element, at.loads = site.value.type.element, site.operation.name == "tt.load"
                     found.setdefault((site.key, name, callers), at)
         arguments = [each for launched in self._switches.launched for each in _of_arguments(launched)]
@@ -367,7 +377,7 @@ def _of_arguments(launched: Launched) -> Iterator[OfArguments]:
     arguments = launched.arguments
 
     def candidate(order: float, old: str, new: str, *others: tuple[str, Other]) -> OfArguments:
-        return OfArguments(order, old, new, True, launched.kernel, others, launched.location)
+        return OfArguments(order, old, new, 0, True, launched.kernel, others, launched.location)
 
     for ((name, type_), value), ((other, other_type), other_value) in combinations(arguments.items(), 2):
         if type_ != other_type or _same(value, other_value) or (type_[0] == "*" and not similar(name, other)):
@@ -469,6 +479,8 @@ def with_repair(
     repair = search.repair()
     if repair is None:
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
+    if repair.avoids and first.reason != "unknown":
+        return msgspec.structs.replace(found, repair=repair, launches=found.launches + search.launches)
     findings = found.findings
     told = Finding("operation", f"{repair.place}: {repair.change}", cause=f"operation: {repair.place}: {repair.change}")
     if first.reason == "unknown" or contradicts(repair, search.found[0], first):

@@ -326,7 +326,7 @@ class Switches:
 
     def _switched(self, number: int, lanes: Array, array: Array) -> Array:
         """Return the value at a site, or what is chosen in its place, with a row for each program."""
-        self.calls += 1
+        self.calls += lanes.size
         if self.most_calls and self.calls > self.most_calls:
             raise LoopLimitError("a changed loop runs too long")
         site = self.sites[number]
