@@ -259,7 +259,7 @@ class Campaign:
         single = operation_of(self.ready.domain)
         self._refusals = single.refusals(self.ready.domain)
         random = Random(derived_seed(self.plan.seed, self.plan.shard, -_CALLING))  # noqa: S311 - nothing secret
-        self._calls = CallDraws(single, self.ready.domain, random)
+        self._calls = CallDraws(single, self.ready.domain, random, streams=self.ready.device == "cuda")
         self._journal = Journal(self.plan.run_folder / f"journal-{self.plan.shard}.json")
         broken = False
         try:

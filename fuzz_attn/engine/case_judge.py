@@ -105,7 +105,7 @@ class CaseJudge:
             self.backend.gpu(),
             self.operation.not_drawn(promised, domain, target),
             unexercised=target.unexercised,
-            calls=backend.device == "cpu",  # on a GPU the calls of a case are not yet ordered with their copies
+            calls=True,
         )
 
     def answer(self, message: bytes, send: Send) -> None:

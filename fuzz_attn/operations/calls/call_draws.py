@@ -27,6 +27,8 @@ MOST_PARTS: Final = 3
 """So many parts of a batch are made shorter to find out which earlier call a failure needs."""
 IN_THREADS: Final = 0.15
 """The part of the sequences whose last call runs in a second thread in the middle of the one before it."""
+IN_STREAMS: Final = 0.15
+"""The part of them, on a GPU, whose last two calls are made in two streams, after the same calls in one."""
 AFTER_ERROR: Final = 0.15
 """The part of them whose first call raises, because a tensor is missing."""
 MOST_MISSING: Final = 8
@@ -38,10 +40,13 @@ _SEEDS: Final = 2**20
 
 
 class CallDraws:
-    """Makes a sequence of some of the drawn cases of a campaign; ``single`` is the operation of the cases."""
+    """Makes a sequence of some of the drawn cases of a campaign; ``single`` is the operation of the cases.
 
-    def __init__(self, single: Operation, domain: Any, random: Random) -> None:
-        self._single, self._domain, self._random = single, domain, random
+    Calls run in two ``streams`` only where there are any.
+    """
+
+    def __init__(self, single: Operation, domain: Any, random: Random, *, streams: bool = False) -> None:
+        self._single, self._domain, self._random, self._streams = single, domain, random, streams
         self._before: Any = None
         self.keeps: set[str] = set()
         """What the target is seen to keep between calls."""
@@ -77,6 +82,10 @@ class CallDraws:
         in_threads = random.random() < IN_THREADS
         (maker,) = random.choices(makers[2:] if in_threads else makers, weights[2:] if in_threads else weights)
         earlier, storage = maker(case, before)
+        if self._streams and random.random() < IN_STREAMS:
+            # A kernel's first launch in a process may wait for all streams, so each call is made once before.
+            first = Call(earlier), Call(case), Call(earlier)
+            return [*first, Call(case, alongside=random.choice(LINES), stream=True)]
         if in_threads:
             return [Call(earlier), Call(case, alongside=random.choice(LINES))]
         calls = [Call(earlier), Call(case, storage)]

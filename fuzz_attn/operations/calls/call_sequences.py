@@ -21,6 +21,7 @@ from fuzz_attn.operations.calls.call_case import (
     SAME_ADDRESS,
     SAME_STORAGE,
     SAME_TENSORS,
+    SECOND_STREAM,
     SECOND_THREAD,
     CallSequence,
     lifted,
@@ -49,6 +50,7 @@ SIGNED: Final = {
     SAME_STORAGE: "same_storage",
     SAME_ADDRESS: "same_address",
     AFTER_ERROR: "after_error",
+    SECOND_STREAM: "second_stream",
     SECOND_THREAD: "second_thread",
     EARLIER: "earlier_call",
 }
