@@ -109,17 +109,17 @@ def scratch_of_all_streams(**given: Any) -> None:
 def scratch_of_each_stream(**given: Any) -> None:
     """Right: the work of each stream has a buffer of its own."""
     with _lock:
-        _with_room(_current(given), given)
+        _with_room(_current(), given)
 
 
-def _current(given: dict[str, Any]) -> int:
-    return torch.cuda.current_stream().cuda_stream if given["q"].is_cuda else 0
+def _current() -> int:
+    return torch.cuda.current_stream().cuda_stream if torch.cuda.is_initialized() else 0
 
 
 @contextmanager
-def _in_side_stream(given: dict[str, Any], *, joined: bool) -> Iterator[None]:
+def _in_side_stream(*, joined: bool) -> Iterator[None]:
     """Launch in a stream of the target's own; ``joined`` to the current one before and after."""
-    if not given["q"].is_cuda:
+    if not torch.cuda.is_initialized():
         yield
         return
     if not _side:
@@ -136,14 +136,14 @@ def _in_side_stream(given: dict[str, Any], *, joined: bool) -> Iterator[None]:
 @wraps(unified_attention)
 def beside_the_stream(**given: Any) -> None:
     """Wrong on a GPU: its stream waits neither for the inputs nor lets anybody wait for the output."""
-    with _in_side_stream(given, joined=False):
+    with _in_side_stream(joined=False):
         unified_attention(**given)
 
 
 @wraps(unified_attention)
 def joins_its_stream(**given: Any) -> None:
     """Right: it launches in a stream of its own, which is joined to the current one."""
-    with _in_side_stream(given, joined=True):
+    with _in_side_stream(joined=True):
         unified_attention(**given)
 
 
