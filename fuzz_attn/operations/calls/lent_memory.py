@@ -52,13 +52,16 @@ class Block:
     """Memory that is lent, as bytes. An object below the tensor tells by its references whether a target uses it."""
 
     def __init__(self, size: int, device: torch.device) -> None:
+        self._device = device
         self._memory = np.empty(size, np.uint8) if device.type == "cpu" else DeviceMemory(size, device)
         self.bytes = self._new()
         self.is_filled = False
 
     def _new(self) -> torch.Tensor:
         """Return a new storage over the same memory."""
-        return torch.from_numpy(self._memory) if isinstance(self._memory, np.ndarray) else torch.as_tensor(self._memory)
+        if isinstance(self._memory, np.ndarray):
+            return torch.from_numpy(self._memory)
+        return torch.as_tensor(self._memory, device=self._device)  # which is no copy: it is there
 
     def free(self) -> bool:
         """Let new tensors have the memory; return whether that is possible, because no tensor has it any more."""
