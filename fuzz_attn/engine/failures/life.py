@@ -510,7 +510,7 @@ class FailureLives:
         before = self._living, self._is_beside, self._in_fresh
         self._living, self._is_beside = failure, beside
         found = failure.found
-        self._in_fresh = operation_of(found.case).needs_fresh_process and found.confirmation != "state"
+        self._in_fresh = order_of(found).in_fresh_process and found.confirmation != "state"
         try:
             yield
         finally:

@@ -58,6 +58,14 @@ class CallExperiment(Experiment):
         return self.judged.refusal
 
     @property
+    def refusal_alone(self) -> Refusal | None:
+        """Nothing: calls that run before they are judged would leave something."""
+        return None
+
+    def put_first(self, site: str) -> None:
+        """Leave the observations as they are: those of a call are said in the order in which it made them."""
+
+    @property
     def first(self) -> Launch:
         """The launch of the call that decides: the first that fails, else the last."""
         return self.judged.launch

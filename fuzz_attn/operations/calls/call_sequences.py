@@ -123,6 +123,10 @@ class CallSequences(Operation):
         """Return whether an output has an fp8 type."""
         return self.single.has_fp8_output(case.last)
 
+    def judged_alone(self, case: CallSequence) -> tuple[Any, ...]:
+        """Return nothing: a call may be refused for what an earlier one has left."""
+        return ()
+
     def is_mostly_virtual(self, case: CallSequence) -> bool:
         """Return whether a tensor of a call has far more addresses than memory."""
         return any(self.single.is_mostly_virtual(call.case) for call in case.calls)
@@ -205,6 +209,10 @@ class CallSequences(Operation):
             if lengths is not None and lengths.low <= length <= lengths.high:
                 calls[place] = replace(calls[place], case=lengths.resized(length))
         return sequence_of(tuple(calls))
+
+    def with_keys(self, case: CallSequence, number: int) -> Any:
+        """Return the case with one part of so many keys in each call."""
+        return mapped(case, lambda single: self.single.with_keys(single, number))
 
     def with_smaller_blocks(self, case: CallSequence) -> Iterator[Callable[[Any], Any]]:
         """Yield changes of all calls to smaller blocks of memory."""
