@@ -7,6 +7,7 @@ what a sequence says as one case, so that the failure is confirmed, shrunk and n
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
@@ -23,6 +24,8 @@ from fuzz_attn.oracle.verdict import Verdict
 
 EARLIER: Final = 3
 """So many cases of the same compile key that ran before are suspected."""
+LEAST_SECONDS: Final = 12.0
+"""At least so long suspected sequences are tried, a dozen processes: what is not found would be called flaky."""
 
 
 def as_sequence(
@@ -37,6 +40,7 @@ def as_sequence(
     *earlier, last = (call.case for call in calls_of(order.case))
     if operation_of(last).is_mostly_virtual(last):
         return None
+    share = Share(max(share.until, time.monotonic() + LEAST_SECONDS), share.launches)
     with contextlib.suppress(ShareSpentInterrupt, CaseError):
         for sequence in suspects(operation_of(last), last, [*reversed(earlier), *islice(_like(last, before), EARLIER)]):
             share.spend()
@@ -68,6 +72,6 @@ def needing_earlier_call(order: Order, answer: Answer, known: KnownFailures) -> 
     None where it may not: it is of a sequence of calls, or shows nothing but other known failures.
     """
     kept, failures = known.needing_earlier_call, failures_of(answer)
-    if kept is None or operation_of(order.case).needs_fresh_process or HANG in map(class_of, failures):
+    if kept is None or order.in_fresh_process or HANG in map(class_of, failures):
         return None
     return None if all(known.matching(order, verdict) is not None for verdict in failures) else kept

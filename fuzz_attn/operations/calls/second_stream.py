@@ -31,7 +31,7 @@ class HeldStream:
     """A stream, and what of it waits until it is let go."""
 
     def __init__(self) -> None:
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call] # torch has no types there
         self._word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._gone = threading.Event()
 
