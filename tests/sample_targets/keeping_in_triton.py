@@ -19,7 +19,7 @@ from fuzz_attn.kernels.unified_attention import unified_attention
 
 BLOCK = 256
 _lengths: dict[int, torch.Tensor] = {}
-_tables: dict[tuple[int, ...], torch.Tensor] = {}
+_by_shape: dict[tuple[int, int], torch.Tensor] = {}
 _sums: dict[tuple[int, ...], torch.Tensor] = {}
 _room: dict[Any, torch.Tensor] = {}
 _side: list[torch.cuda.Stream] = []
@@ -55,10 +55,10 @@ def cached_by_pointer(**given: Any) -> None:
 
 @wraps(unified_attention)
 def cached_by_shape(**given: Any) -> None:
-    """Wrong: the block table is kept for its shape."""
-    table = given["block_table"]
-    kept = _tables.setdefault(tuple(table.shape), table.clone())
-    unified_attention(**{**given, "block_table": kept})
+    """Wrong: the lengths are kept for the number of sequences and the longest of them."""
+    lengths = given["seqused_k"]
+    kept = _by_shape.setdefault((len(lengths), given["max_seqlen_k"]), lengths.clone())
+    unified_attention(**{**given, "seqused_k": kept})
 
 
 @wraps(unified_attention)
@@ -86,9 +86,8 @@ def _with_room(key: Any, given: dict[str, Any]) -> None:
     lengths = given["seqused_k"]
     if key not in _room or _room[key].numel() < len(lengths):
         _room[key] = torch.empty(2 * len(lengths), dtype=lengths.dtype, device=lengths.device)
-    room = _room[key]
-    copy_kernel[(triton.cdiv(len(lengths), BLOCK),)](room, lengths.contiguous(), len(lengths), BLOCK)
-    given = {**given, "seqused_k": room[: len(lengths)]}
+    copy_kernel[(triton.cdiv(len(lengths), BLOCK),)](_room[key], lengths.contiguous(), len(lengths), BLOCK)
+    given = {**given, "seqused_k": _room[key][: len(lengths)]}
     unified_attention(**given)
 
 

@@ -71,6 +71,7 @@ class CallSequences(Operation):
         self.aspects = table_of(single.aspects, single.parts, single.with_parts)  # type: ignore[misc]
         self.features: Mapping[str, Aspect] = {name: lifted(each) for name, each in single.features.items()}  # type: ignore[misc]
         self.poisons = single.poisons  # type: ignore[misc]
+        self.is_exported = single.is_exported  # type: ignore[misc]
         self.fp8_output = single.fp8_output  # type: ignore[misc]
         self.domain_type = single.domain_type  # type: ignore[misc]
 
