@@ -272,6 +272,15 @@ def test_what_a_target_keeps_wrongly_fails_and_is_explained(name: str, file: str
     assert explanation.cause == f"earlier call: {CAUSES[name]}"
 
 
+def test_a_second_call_that_differs_in_one_argument_finds_a_stale_cache(judged: Callable[..., Any]) -> None:
+    target = "keeping_in_triton.py:cached_without_the_scale"
+    sequence = CallSequence((Call(msgspec.structs.replace(CASE, softmax_scale=0.25)), Call(CASE)))
+    verdict = judged(target, sequence).verdict
+    assert (verdict.kind, verdict.message.partition(":")[0]) == ("mismatch", "call 2 of 2, other arguments")
+    explanation = judged(target, sequence, forensics=True).explanation
+    assert explanation.cause == f"earlier call: {CAUSES['cached_by_shape']}"
+
+
 @pytest.mark.parametrize(("file", "name"), RIGHT)
 def test_what_a_target_keeps_rightly_passes(file: str, name: str, judged: Callable[..., Any]) -> None:
     for sequence in SEQUENCES:
