@@ -29,8 +29,8 @@ MOST_PARTS: Final = 3
 """So many parts of a batch are made shorter to find out which earlier call a failure needs."""
 Kind: TypeAlias = Literal["call", "error", "threads", "boundary"]
 TURNS: Final[tuple[Kind, ...]] = (
-    *("error", "call", "threads", "call", "call", "call", "call"),
-    *("error", "call", "threads", "call", "boundary", "call", "call"),
+    *("error", "call", "threads", "call", "call", "threads", "call"),
+    *("error", "call", "threads", "call", "boundary", "threads", "call"),
 )
 """The kinds of sequences in their turn: an earlier call that raises because a tensor is missing; calls that run in a
 second thread in the middle of the one before; and lengths on both sides of a boundary."""
