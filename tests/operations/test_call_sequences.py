@@ -272,6 +272,15 @@ def test_what_a_target_keeps_wrongly_fails_and_is_explained(name: str, file: str
     assert explanation.cause == f"earlier call: {CAUSES[name]}"
 
 
+def test_room_that_grows_one_key_late_fails_over_a_power_of_two(judged: Callable[..., Any]) -> None:
+    operation = operation_of(CASE)
+    below, at, above = (operation.with_keys(CASE, 128 + beyond) for beyond in (-1, 0, 1))
+    target = "keeping_calls.py:grows_one_late"
+    verdict = judged(target, CallSequence((Call(below), Call(at), Call(above)))).verdict
+    assert (verdict.passed, verdict.message.partition(",")[0]) == (False, "call 3 of 3")
+    assert judged(target, CallSequence((Call(above), Call(at), Call(below)))).verdict.passed
+
+
 def test_a_second_call_that_differs_in_one_argument_finds_a_stale_cache(judged: Callable[..., Any]) -> None:
     target = "keeping_in_triton.py:cached_without_the_scale"
     sequence = CallSequence((Call(msgspec.structs.replace(CASE, softmax_scale=0.25)), Call(CASE)))

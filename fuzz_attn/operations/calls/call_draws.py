@@ -17,6 +17,8 @@ from fuzz_attn.errors import CaseError
 from fuzz_attn.operations.calls.call_case import Call, CallSequence, Storage, numbered
 from fuzz_attn.operations.operation import Lengths, Operation
 
+FIRST_CASES: Final = 16
+"""The first cases of a campaign are single ones: most bugs show there, and are shrunk faster."""
 SHARE: Final = 1 / 50
 """The part of the cases that are sequences where a target is not known to keep anything between calls."""
 SHARE_AT_FIRST, PATIENCE_AT_FIRST = 1 / 10, 7
@@ -62,7 +64,7 @@ class CallDraws:
         self._before: Any = None
         self.keeps: set[str] = set()
         """What the target is seen to keep between calls."""
-        self._made = 0
+        self._drawn = self._made = 0
 
     @property
     def share(self) -> float:
@@ -78,7 +80,8 @@ class CallDraws:
     def sequence_of(self, case: Any) -> CallSequence | None:
         """Return a sequence that ends with a drawn case, None where it stays a case of its own."""
         before, self._before = self._before, case
-        if self._random.random() >= self.share:
+        self._drawn += 1
+        if self._drawn <= FIRST_CASES or self._random.random() >= self.share:
             return None
         self._made += 1
         if self._single.is_mostly_virtual(case):
