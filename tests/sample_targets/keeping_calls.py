@@ -14,7 +14,7 @@ _lengths: dict[int, list[int]] = {}
 _by_shape: dict[tuple[int, int], torch.Tensor] = {}
 _sums: dict[tuple[int, ...], torch.Tensor] = {}
 _seen: dict[int, tuple[Any, int, list[int]]] = {}
-_buffer: dict[str, torch.Tensor] = {}
+_buffers: dict[int, torch.Tensor] = {}
 _room: dict[str, torch.Tensor] = {}
 _keys: dict[str, int] = {}
 _own = threading.local()
@@ -105,11 +105,11 @@ def right_by_pointer(**given: Any) -> None:
 
 @wraps(unified_attention)
 def right_scratch(**given: Any) -> None:
-    """Right: a buffer that grows, and is made anew by each call."""
-    if "out" not in _buffer or _buffer["out"].numel() < given["out"].numel():
-        _buffer["out"] = torch.empty(given["out"].numel())
-    out = given["out"]
-    own, rows = _buffer["out"][: out.numel()].view(out.shape).to(out.dtype), int(given["cu_seqlens_q"][-1])
+    """Right: a buffer of each thread that grows, and is made anew by each call."""
+    out, buffer = given["out"], _buffers.setdefault(threading.get_ident(), torch.empty(0))
+    if buffer.numel() < out.numel():
+        buffer = _buffers[threading.get_ident()] = torch.empty(out.numel())
+    own, rows = buffer[: out.numel()].view(out.shape).to(out.dtype), int(given["cu_seqlens_q"][-1])
     own.fill_(float("nan"))
     unified_attention(**{**given, "out": own})
     out[:rows] = own[:rows]
