@@ -29,12 +29,14 @@ LEAST_SECONDS: Final = 12.0
 
 
 def as_sequence(
-    order: Order, failure_class: str, launches: Launches, before: Sequence[Order], share: Share
+    order: Order, failure_class: str, alone: Answer, launches: Launches, before: Sequence[Order], share: Share
 ) -> tuple[Order, Answer, Verdict] | None:
     """Return a sequence of calls that shows a failure in a fresh process, what it shows there, and the verdict.
 
-    None where none of those shows it that the case and the cases ``before`` it suggest.
+    What is kept wrongly may show in another way in each sequence, so any failure counts that the case does not show
+    ``alone``. None where none of those fails that the case and the cases ``before`` it suggest.
     """
+    other = {"crash", HANG, *map(class_of, failures_of(alone))} - {failure_class}
     if failure_class in ("crash", HANG):
         return None
     *earlier, last = (call.case for call in calls_of(order.case))
@@ -47,7 +49,7 @@ def as_sequence(
             suspected = Order(sequence)
             answer = in_fresh_process(suspected, launches)
             for verdict in failures_of(answer):
-                if class_of(verdict) == failure_class:
+                if class_of(verdict) not in other:
                     return suspected, answer, verdict
     return None
 
