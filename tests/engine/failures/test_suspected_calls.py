@@ -7,6 +7,7 @@ import math
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import Sequence
 from fuzz_attn.engine.events import Phase
 from fuzz_attn.engine.failures.reduction import Share
 from fuzz_attn.engine.failures.suspected_calls import as_sequence
@@ -35,7 +36,7 @@ class Fresh:
 def test_a_sequence_may_fail_in_another_way_but_not_as_the_case_does_alone(
     failed: Verdict, alone: Answer, expected: Kind | None
 ) -> None:
-    order, share = Order(AttentionCase()), Share(math.inf)
+    order, share = Order(AttentionCase((Sequence(1, 3),))), Share(math.inf)
     shown = as_sequence(order, class_of(failed), alone, Fresh(), (), share)
     assert (None if shown is None else shown[2].kind) == expected
     assert shown is None or shown[0].in_fresh_process
