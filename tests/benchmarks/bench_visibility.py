@@ -86,7 +86,7 @@ def _total(cases: list[Visibility]) -> Visibility:
 
 
 def _at_boundary(counts: Visibility) -> float:
-    return counts.boundary_visible / max(1, counts.boundary_pairs)
+    return float(counts.boundary_visible / max(1, counts.boundary_pairs))
 
 
 def _by_case(cases: list[Visibility]) -> float:
