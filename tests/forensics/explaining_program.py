@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 
 import fuzz_attn
-from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Setup
 
@@ -31,19 +30,18 @@ def explained(
     bug: str, saved: dict[str, Any], backend: Any, scratch: Path, tables: Path, *, repair: bool
 ) -> dict[str, Any]:
     """Return the explanation of a bug's saved case as plain data, with the processor time that it took."""
-    from fuzz_attn.forensics.explain import explain  # noqa: PLC0415 - after the backend is prepared
-    from fuzz_attn.forensics.repair import with_repair  # noqa: PLC0415 - as above
-    from fuzz_attn.mutation.seeded.bugs import seeded_bug  # noqa: PLC0415 - as above
+    from fuzz_attn.mutation.seeded.bugs import seeded_bug  # noqa: PLC0415 - after the backend is prepared
     from fuzz_attn.mutation.seeded.edited_kernels import target_with  # noqa: PLC0415 - as above
-    from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
+    from fuzz_attn.operations.registry import operation_of_family  # noqa: PLC0415 - as above
 
+    operation = operation_of_family(saved["family"])
     target = target_with(seeded_bug(tables, bug), saved["family"], scratch)
-    case = msgspec.convert(saved["case"], AttentionCase)
+    case = msgspec.convert(saved["case"], operation.case_type)
     began = time.process_time()
-    experiment = Experiment(case, target, backend)
-    explanation = explain(experiment, saved.get("relation"))
+    experiment = operation.experiment(case, target, backend)
+    explanation = operation.explain(experiment, saved.get("relation"))
     if repair:
-        explanation = with_repair(explanation, experiment, saved.get("relation"))
+        explanation = operation.with_repair(explanation, experiment, saved.get("relation"), always=True)
     return {
         "bug": bug,
         "family": saved["family"],
