@@ -222,6 +222,10 @@ class FirstOperation(Plain, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+FEWEST_RIGHT: Final = 4
+"""Launches that a change must leave right, for it to be more than one way to hide a mistake."""
+
+
 class Repair(Plain, frozen=True):
     """One change of the kernel, or of what it is launched with, after which all launches that were tried are right.
 
@@ -239,6 +243,11 @@ class Repair(Plain, frozen=True):
     failed: int
     alternatives: tuple[str, ...] = ()
     avoids: bool = False
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether launches that were right were tried too: else nonsense may hold, such as another mask of zeros."""
+        return self.launches - self.failed >= FEWEST_RIGHT
 
     @property
     def place(self) -> str:

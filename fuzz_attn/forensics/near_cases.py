@@ -1,31 +1,55 @@
-"""Near cases: cases with the features of a failing one and other lengths, heads, numbers and sizes of scores."""
+"""Near cases: cases with the features of a failing one and other lengths, heads, numbers and sizes of scores.
+
+Beside them are cases without what the failure needs, which a kernel should answer rightly before and after a repair.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, ClassVar, Final, Protocol
 
+import msgspec
+
+from fuzz_attn.case.aspect_table import AspectTable
 from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.case.recipes import NormalScores
 from fuzz_attn.errors import CaseError
+from fuzz_attn.oracle.verdict import Verdict
 
 LARGE_SCORES: Final = NormalScores(100.0)
 """The scores of some of the cases: a softmax that only small ones survive is wrong there."""
 
 
-def near_cases(case: AttentionCase, first: int, last: int) -> Iterator[AttentionCase]:
+class Kind(Protocol):
+    """What a search for changes asks an operation."""
+
+    aspects: ClassVar[AspectTable]
+
+    def near_case(self, case: Any, number: int) -> Any:
+        """Return a case with the features of another one and other sizes; raises ``CaseError`` if it cannot exist."""
+
+    def unpromised(self, case: Any, domain: Any) -> str:
+        """Return what of a case a target does not promise."""
+
+    def failures(self, experiment: Any, relation: str | None) -> tuple[Verdict, ...]:
+        """Return every failed verdict of an experiment."""
+
+
+def near_cases(kind: Kind, case: Any, first: int, last: int) -> Iterator[Any]:
     """Yield the near cases of some numbers; those that cannot exist are left out. The same each time."""
     for number in range(first, last):
         try:
-            yield _near(case, number)
+            yield kind.near_case(case, number)
         except CaseError:
             continue
 
 
-def _near(case: AttentionCase, number: int) -> AttentionCase:
+def near_attention(case: AttentionCase, number: int) -> AttentionCase:
+    """Return the near case of a number; raises ``CaseError`` where it cannot exist."""
     chance = random.Random(number)  # noqa: S311 - no secret
     mixed = number % 5 == 3  # sequences of every length, which other kernels may answer
     apart = FAMILIES[case.family].decodes_apart and not mixed
@@ -34,15 +58,71 @@ def _near(case: AttentionCase, number: int) -> AttentionCase:
         one = chance.choice(case.sequences)
         query_len, context_len = one.query_len, one.context_len
         if mixed or query_len > 1 or not (apart or case.filter_by_query_len):
-            query_len = chance.choice((query_len, 2 if apart else 1, 2, 3, 5, 7))
+            query_len = chance.choice((query_len, 2 if apart else 1, 2, 3, 5, 7, 19 if number % 3 == 0 else 3))
         longer = (context_len, context_len, context_len + chance.randrange(5), chance.randrange(20))
         sequences.append(Sequence(query_len, chance.choice((*longer, chance.randrange(70)))))
-    return replace(
+    near = replace(
         case,
         sequences=tuple(sequences),
         window=case.window and chance.choice((case.window, chance.randrange(1, 24))),
-        heads=HeadLayout(2, 2, case.heads.head_size) if number % 3 == 2 else case.heads,
+        heads=HeadLayout(2, 2, case.heads.head_size, case.heads.value_size) if number % 3 == 2 else case.heads,
         scores=LARGE_SCORES if number % 4 == 1 else NormalScores(),
         overrides=(),
         seed=number,
     )
+    return _in_other_memory(_scaled(near, chance), chance) if number % 2 else near
+
+
+def _scaled(case: AttentionCase, chance: random.Random) -> AttentionCase:
+    """Return the case with scales that no two tensors share, where it has any."""
+    names = {"q": case.dtypes.q, "k": case.dtypes.kv, "v": case.dtypes.kv, "out": case.dtypes.out}
+    scales = {
+        name: chance.choice((0.75, 1.25, 1.5)) * (-1 if getattr(case.scales, name) < 0 else 1)
+        for name, dtype in names.items()
+        if is_fp8(dtype) and getattr(case.scales, name)
+    }
+    return _tried(case, scales=msgspec.structs.replace(case.scales, **scales))
+
+
+def _in_other_memory(case: AttentionCase, chance: random.Random) -> AttentionCase:
+    """Return the case with gaps in its tensors and a wider table of pages in another order, as far as it can be."""
+    for name in ("q_token", "q_head", "out_token", "out_head", "cache_slot", "block_table"):
+        if not case.strides.far:
+            case = _tried(case, strides=msgspec.structs.replace(case.strides, **{name: chance.choice((0, 4, 8))}))
+    if not case.pages.first_block:
+        for name, value in (("extra_columns", chance.choice((0, 1, 3))), ("permuted", True), ("spare_blocks", 2)):
+            case = _tried(case, pages=msgspec.structs.replace(case.pages, **{name: value}))
+    return case
+
+
+def _tried(case: AttentionCase, **changes: object) -> AttentionCase:
+    """Return the case with changes; without them where it cannot have them."""
+    try:
+        return replace(case, **changes)
+    except CaseError:
+        return case
+
+
+def healthy_cases(kind: Kind, case: Any, number: int) -> Iterator[Any]:
+    """Yield at most so many cases without some of what a failing case is beyond the simplest one.
+
+    Each trait is dropped alone in turn, and each feature that the case lacks is added alone, in cases near the failing
+    one; then some traits are dropped together.
+    """
+    traits = [aspect for aspect in kind.aspects.traits if aspect.present(case)]
+    lacking = [each for each in kind.aspects.traits if each.has_form and not each.present(case) and not each.virtual]
+    for index in range(number):
+        chance = random.Random(1000 + index)  # noqa: S311 - no secret
+        some = [each for each in traits if chance.random() < 0.6]
+        turn = index // 2
+        others = [lacking[turn % len(lacking)]] if index % 2 and lacking else traits[turn : turn + 1] or some
+        try:
+            plain = kind.near_case(case, 1000 + index)
+        except CaseError:
+            plain = case
+        for aspect in others:
+            try:
+                plain = aspect.having(plain, True) if aspect in lacking else aspect.without(plain)
+            except CaseError:
+                continue
+        yield plain

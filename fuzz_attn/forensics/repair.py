@@ -20,12 +20,11 @@ import numpy as np
 import torch
 
 from fuzz_attn.backends.simulator import SimulatorBackend
-from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.forensics.explanation import Explanation, Finding, Repair
-from fuzz_attn.forensics.near_cases import near_cases
+from fuzz_attn.forensics.inquiry import MOST_FINDINGS
+from fuzz_attn.forensics.near_cases import Kind, healthy_cases, near_cases
 from fuzz_attn.oracle.reference import Reference
-from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment, Launch
 from fuzz_attn.simulator.formulas import Array, Read
 from fuzz_attn.simulator.kernel_changes import Change, changes_of
@@ -43,6 +42,10 @@ NEAR: Final = 8
 """Near cases on which a change is tried at once."""
 FRESH: Final = 12
 """Further ones on which it is confirmed."""
+HEALTHY: Final = 10
+"""Launches that pass without a change and must pass with it, where there are as many."""
+PLAIN_CASES: Final = 28
+"""Cases without what the failure needs among which they are looked for."""
 FEWEST_FAILED: Final = 3
 """Launches that must have failed before, for a change to be no coincidence."""
 MOST_CONFIRMED: Final = 5
@@ -120,11 +123,13 @@ class Trial:
     experiment: Experiment
     failed: bool
     values: int = 0
+    relation: str | None = None
 
     @property
     def size(self) -> int:
         """Its keys and query tokens."""
-        return self.experiment.case.total_keys + self.experiment.case.num_tokens
+        case: Any = self.experiment.case
+        return int(case.num_tokens) + (case.total_keys if hasattr(case, "total_keys") else case.num_elements)
 
 
 Differing: TypeAlias = dict[Site, dict[str, Change]]
@@ -146,8 +151,9 @@ def _is_guess(candidate: Candidate) -> bool:
 class RepairSearch:
     """The search for changes that mend a failing case; ``launches`` counts those with a change."""
 
-    def __init__(self, experiment: Experiment, relation: str | None = None) -> None:
+    def __init__(self, experiment: Experiment, relation: str | None, kind: Kind) -> None:
         self.experiment = experiment
+        self.kind = kind
         self.relation = relation
         self.launches = 0
         self._switches = Switches()
@@ -163,12 +169,13 @@ class RepairSearch:
         backend = self.experiment.backend
         if not isinstance(backend, SimulatorBackend):
             return None
-        trials = [Trial(self.experiment, True), *self._trials(1, NEAR + 1)]
+        trials = [Trial(self.experiment, True, relation=self.relation), *self._trials(1, NEAR + 1)]
         with backend.switched(self._switches):
             trials = [trial for trial in trials if self._agrees(trial)]
             failing = [trial for trial in trials if trial.failed]
             if not failing:
                 return None
+            trials += self._healthy(HEALTHY - len(trials) + len(failing))
             found = self._mending(min(failing, key=lambda trial: trial.size), trials)
         if not found:
             return None
@@ -192,18 +199,30 @@ class RepairSearch:
     # Cases.
 
     def _trials(self, first: int, last: int) -> list[Trial]:
-        cases = near_cases(self.experiment.case, first, last)
-        return [trial for case in cases if (trial := self._trial(case)) is not None]
+        cases = near_cases(self.kind, self.experiment.case, first, last)
+        return [trial for case in cases if (trial := self._trial(case, self.relation)) is not None]
 
-    def _trial(self, case: AttentionCase) -> Trial | None:
-        """Return a case as the target is; None where it cannot be launched."""
+    def _trial(self, case: Any, relation: str | None) -> Trial | None:
+        """Return a case as the target is; None where it cannot be launched, or is not promised."""
         other = self.experiment.with_target(case, self.experiment.target)
         try:
-            if other.first.error:
+            if self.kind.unpromised(case, other.target.domain) or other.first.error:
                 return None
-            return Trial(other, any(not verdict.passed for verdict in all_failures(other, self.relation)))
+            failed = any(not verdict.passed for verdict in self.kind.failures(other, relation))
+            return Trial(other, failed, relation=relation)
         except FuzzAttnError:
             return None
+
+    def _healthy(self, number: int) -> list[Trial]:
+        """Return at most so many launches that pass as the kernel is, of cases without what the failure needs."""
+        found: list[Trial] = []
+        for case in healthy_cases(self.kind, self.experiment.case, PLAIN_CASES):
+            if len(found) >= number:
+                break
+            trial = self._trial(case, None)
+            if trial is not None and not trial.failed and self._agrees(trial):
+                found.append(trial)
+        return found
 
     def _agrees(self, trial: Trial) -> bool:
         """Return whether a case is right or wrong with switches as it is without."""
@@ -223,7 +242,7 @@ class RepairSearch:
             launch = before.launch_tensors(before.again())
             if launch.error or launch.observations or not _is_right(launch, before.reference):
                 return False
-            return all(verdict.passed for verdict in all_failures(before.seen(launch), self.relation))
+            return all(verdict.passed for verdict in self.kind.failures(before.seen(launch), trial.relation))
         except FuzzAttnError:
             return False
         finally:
@@ -362,8 +381,9 @@ def _is_right(launch: Launch, reference: Reference) -> bool:
     """Return whether all outputs are within their bounds, at a tenth of the time that a verdict in words takes."""
     for name, expected in reference.items():
         output = launch.tensors.outputs[name]
-        error = (output.elements.double() - expected.value).abs()
-        inside = (error <= expected.bound) | expected.bound.isinf()
+        elements = output.elements.double()
+        error = (elements - expected.value).abs()
+        inside = (error <= expected.bound) | expected.bound.isinf() | (elements == expected.value) | ~expected.judged
         if not bool((inside if output.live is None else inside | ~output.live).all()):
             return False
     return True
@@ -465,7 +485,7 @@ def _in_short(candidate: Candidate) -> str:
 
 
 def with_repair(
-    found: Explanation, experiment: Experiment, relation: str | None, *, always: bool = True
+    found: Explanation, experiment: Experiment, relation: str | None, kind: Kind, *, always: bool = True
 ) -> Explanation:
     """Return an explanation with a change that mends the kernel, if there is one.
 
@@ -475,21 +495,25 @@ def with_repair(
     first = found.findings[0]
     if experiment.first.error or not (always or first.vague or first.reason == "unknown"):
         return found
-    search = RepairSearch(experiment, relation)
+    search = RepairSearch(experiment, relation, kind)
     repair = search.repair()
     if repair is None:
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
-    if repair.avoids and first.reason != "unknown":
+    if repair.avoids:
         return msgspec.structs.replace(found, repair=repair, launches=found.launches + search.launches)
     findings = found.findings
     told = Finding("operation", f"{repair.place}: {repair.change}", cause=f"operation: {repair.place}: {repair.change}")
-    if first.reason == "unknown" or contradicts(repair, search.found[0], first):
-        findings = (told, *findings[1:])
-    elif first.vague:
+    kept = tuple(each for each in findings if not contradicts(repair, search.found[0], each))
+    if first.reason in _NO_CAUSES or first not in kept:
+        findings = (told, *(each for each in kept if each.reason not in _NO_CAUSES))
+    elif first.vague or (first.reason == "foreign sequence" and repair.is_confirmed):
         findings = (told, *findings)
+    findings = findings[:MOST_FINDINGS]
     return msgspec.structs.replace(found, findings=findings, repair=repair, launches=found.launches + search.launches)
 
 
+_NO_CAUSES: Final = frozenset({"unknown", "arithmetic"})
+"""Reasons that say only that, or by how much, the outputs are wrong."""
 _TERMS: Final[dict[str, frozenset[str]]] = {
     "sink": frozenset({"sink", "sinks"}),
     "slope": frozenset({"alibi", "slope", "slopes"}),
@@ -499,21 +523,23 @@ _TERMS: Final[dict[str, frozenset[str]]] = {
 }
 """Terms of a score or a denominator, and words in the source of what computes them."""
 _PLACES: Final = frozenset({"page", "address", "head mapping", "foreign sequence"})
+_OF_NUMBERS: Final = frozenset({"sink", "slope", "soft cap", "scale", "denominator"})
+"""What is read from numbers, which other mistakes may give too."""
 
 
 def contradicts(repair: Repair, candidate: Candidate, finding: Finding) -> bool:
     """Return whether a finding is about another mechanism than the change that mends the kernel.
 
     A change of a float is none of masks and addresses. A change of an address, a mask or of another term's words in
-    the source is none of a term of the score.
+    the source is none of a term of the score or of its sum, where cases that were right stay right with it.
     """
     if not isinstance(candidate, AtPlace):
-        return False
+        return repair.is_confirmed and finding.reason in _OF_NUMBERS
     if candidate.element == "f32" and not candidate.loads:
         words = {part for name in _names(_source_around(candidate)) for part in name.lower().split("_")}
         named = {term for term, own in _TERMS.items() if own & words}
         return finding.reason in _PLACES or (finding.reason in _TERMS and bool(named) and finding.reason not in named)
-    return False
+    return repair.is_confirmed and not candidate.loads and finding.reason in _OF_NUMBERS
 
 
 def _source_around(candidate: AtPlace) -> str:

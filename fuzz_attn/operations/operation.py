@@ -497,7 +497,13 @@ class Operation(ABC):
 
         It is looked for ``always``, or only where the explanation leaves several causes.
         """
-        return found
+        from fuzz_attn.forensics.repair import with_repair  # noqa: PLC0415 - imports torch
+
+        return with_repair(found, experiment, relation, self, always=always)
+
+    @abstractmethod
+    def near_case(self, case: Any, number: int) -> Any:
+        """Return a case with the features of another one and other sizes; raises ``CaseError`` if it cannot exist."""
 
 
 def derived_seed(campaign: int, shard: int, number: int) -> int:

@@ -255,6 +255,16 @@ class SmallExperiment(Experiment):
         """Return a new launch of the target on a case, made with the options of ``materialise``."""
         return self.launch_call(self.materialise(case, self.place, **changes))
 
+    def with_target(self, case: Any, target: Target) -> Self:
+        """Return an experiment with another case and target on the same backend."""
+        return type(self)(case, target, self.backend)
+
+    def seen(self, launch: Launch) -> Self:
+        """Return the same experiment with another launch as its first, which was made of the first one's inputs."""
+        other: Any = type(self)(self.case, self.target, self.backend)
+        other.first, other.reference, other._inputs_before = launch, self.reference, self._inputs_before
+        return other
+
     def fresh(self) -> Any:
         """Return new tensors of the case, which the caller may change and launch."""
         return self.materialise(self.case, self.place)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import linecache
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +30,7 @@ from fuzz_attn.simulator.formulas import (
     kind_of,
     predicate_of,
     ranked,
+    variable_of,
 )
 from fuzz_attn.simulator.site_values import SiteValues, fits, similar
 from fuzz_attn.simulator.switches import Compute, Site, Switches
@@ -90,8 +92,10 @@ class Change:
 def changes_of(site: Site, switches: Switches) -> list[Change]:
     """Return the changes of a site, the likeliest first; each name once."""
     found: dict[str, Change] = {}
-    for change in _Proposer(site, switches).all():
-        found.setdefault(change.name, change)
+    proposer = _Proposer(site, switches)
+    for change in proposer.all():
+        if change.new != change.old:
+            found.setdefault(change.name, proposer.with_variable(change))
     return sorted(found.values(), key=lambda change: change.rank)
 
 
@@ -125,6 +129,19 @@ class _Proposer(SiteValues):
             yield from self._integers()
         if self.kind == "f32":
             yield from self._floats()
+
+    def with_variable(self, change: Change) -> Change:
+        """Return the change of what a variable is before a loop as that of the line that sets it."""
+        operation, index = self.operation, self.site.key.operand
+        if operation.name != "scf.for" or index < _FIRST_INITIAL:
+            return change
+        name = variable_of(operation.regions[0][0].arguments[index - _FIRST_INITIAL + 1])
+        if not name:
+            return change
+        file, last = operation.location.file, operation.location.line
+        lines = (line for line in range(last - 1, max(0, last - CHAIN), -1) if _sets(name, file, line))
+        place = Location(file, next(lines, last))
+        return replace(change, old=f"{name} = {change.old}", new=f"{name} = {change.new}", place=place)
 
     def change(self, name: str, new: str, rank: float, compute: Callable[[Read], Array]) -> Change:
         """Return a change that does not need the value itself."""
@@ -453,6 +470,9 @@ class _Proposer(SiteValues):
             words = f"{self.old} {'+' if step > 0 else '-'} 1"
             yield Change(f"{step:+}", self.old, words, 1.8, partial(_plus, step))
         users = self.users()
+        if self.is_result and self.operation.name in _SUMS:
+            new = binary_in_words("max", self.old, "0")
+            yield Change("max 0", self.old, new, 2.5, lambda _, value: np.maximum(value, 0))
         for other in self.named("int"):
             number, words = self.number(other), self.words(other)
             if self.root(other) is self.root(self.site.value) or other.type.shape not in ((), self.type.shape):
@@ -508,6 +528,15 @@ class _Proposer(SiteValues):
 
     def _with_loaded(self, parameter: Value, function: Callable[[Array, Array], Array], _: Read, value: Array) -> Array:
         return function(value, ranked(self.switches.element(parameter, 0), len(self.type.shape)))
+
+
+_FIRST_INITIAL: Final = 3
+"""The first operand of a loop that is a variable's value before it."""
+
+
+def _sets(name: str, file: str, line: int) -> bool:
+    """Return whether a line of the source sets a variable."""
+    return bool(re.match(rf"\s*{re.escape(name)}\s*=", linecache.getline(file, line)))
 
 
 _MOVABLE: Final = frozenset({"arith.addf", "arith.subf", "arith.mulf", "arith.divf"})

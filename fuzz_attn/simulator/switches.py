@@ -41,7 +41,7 @@ SWITCHED_OPERANDS: Final[dict[str, tuple[int, ...]]] = {
     "tt.addptr": (1,),
     "tt.dot": (0, 1, 2),
     "tt.reduce": (0,),
-    "scf.for": (0, 1),
+    "scf.for": (0, 1, *range(3, 16)),
     "scf.if": (0,),
 }
 """Operations of which an operand has a switch of its own, where the value has other uses too."""

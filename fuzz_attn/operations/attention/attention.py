@@ -427,13 +427,11 @@ class Attention(Operation):
 
         return explain(experiment, relation)
 
-    def with_repair(
-        self, found: Explanation, experiment: Experiment, relation: str | None, *, always: bool
-    ) -> Explanation:
-        """Return an explanation with a change of the kernel that makes the case right, where one was found."""
-        from fuzz_attn.forensics.repair import with_repair  # noqa: PLC0415 - imports torch
+    def near_case(self, case: AttentionCase, number: int) -> AttentionCase:
+        """Return a case with the features of another one and other lengths, heads and strides."""
+        from fuzz_attn.forensics.near_cases import near_attention  # noqa: PLC0415 - few need it
 
-        return with_repair(found, experiment, relation, always=always)
+        return near_attention(case, number)
 
 
 def _range(bounds: tuple[int, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -180,6 +181,22 @@ class CacheWrite(SmallOperation):
         """Return a small case."""
         key = key_pool(domain)[0]
         return WriteCase(head_size=key.head_size, page_size=key.page_size, dtype=key.dtype, stored_as=key.stored_as)
+
+    def near_case(self, case: WriteCase, number: int) -> WriteCase:
+        """Return a case with the features of another one, other sizes, slots and scales."""
+        chance = random.Random(number)  # noqa: S311 - no secret
+        scaled = case.is_fp8 and not case.per_token_head
+        return replace(
+            case,
+            num_tokens=chance.choice((case.num_tokens, 1, 2, 3, 5, 19)),
+            num_heads=chance.choice((case.num_heads, 1, 2, 3)),
+            spare_pages=case.spare_pages + chance.randrange(2),
+            k_scale=case.k_scale * chance.choice((1.0, 1.25)) if scaled else 1.0,
+            v_scale=case.v_scale * chance.choice((1.0, 0.75)) if scaled else 1.0,
+            shuffled=case.shuffled or number % 3 == 0,
+            head_gap=case.head_gap or chance.choice((0, 4)),
+            seed=number,
+        )
 
     def explain(self, experiment: Experiment, relation: str | None) -> Explanation:
         """Return which slots and tokens are wrong, and which typical mistake gives that."""

@@ -259,6 +259,16 @@ class CallSequences(Operation):
 
         return explain(experiment)
 
+    def with_repair(
+        self, found: Explanation, experiment: Any, relation: str | None, *, always: bool
+    ) -> Explanation:
+        """Return the explanation: each call is right alone, so no change of the kernel is looked for."""
+        return found
+
+    def near_case(self, case: Any, number: int) -> Any:
+        """Raise: no case near a sequence is needed."""
+        raise NotImplementedError
+
     # What is drawn: sequences are made of drawn cases
 
     def drawing_of_round(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -180,6 +181,19 @@ class MergeStates(SmallOperation):
         """Return a small case."""
         key = key_pool(domain)[0]
         return StateCase(min(domain.num_states), head_size=key.head_size, dtype=key.dtype, base=domain.lse.base)
+
+    def near_case(self, case: StateCase, number: int) -> StateCase:
+        """Return a case with the features of another one, other sizes and other LSEs."""
+        chance = random.Random(number)  # noqa: S311 - no secret
+        return replace(
+            case,
+            num_states=chance.choice((case.num_states, 1, 2, 3, 4, 7)),
+            num_tokens=chance.choice((case.num_tokens, 1, 2, 3, 5)),
+            num_heads=chance.choice((case.num_heads, 1, 2, 3)),
+            lse_offset=chance.choice((case.lse_offset, case.lse_offset, 3.0, 50.0)),
+            gap=chance.choice((case.gap, 4)),
+            seed=number,
+        )
 
     def with_causes(self, verdict: Verdict, experiment: Experiment) -> Verdict:
         """Return a failed verdict that names the poison of empty states where the case passes without it."""
