@@ -234,6 +234,8 @@ class Inquiry:
 
         So it is with a vague guess, and where rows seem to see fewer keys: these may be read outside of a tensor.
         """
+        if "the denominator adds" in finding.words:
+            return True
         if finding.vague or finding.reason != "causal" or self.uniform is None:
             return finding.vague and finding.reason not in ("address", "page")
         wrong = [each for each in readings(self.uniform, self.lab.case) if not each.right]

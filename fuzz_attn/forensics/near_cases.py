@@ -24,6 +24,13 @@ LARGE_SCORES: Final = NormalScores(100.0)
 """The scores of some of the cases: a softmax that only small ones survive is wrong there."""
 
 
+PLAIN: Final = 1000
+"""The first number of near cases that begin without what a failure needs; most of them are short."""
+
+LONG: Final = 5
+"""The last digit of the number of near cases with more than a tile of query tokens, or of keys."""
+
+
 class Kind(Protocol):
     """What a search for changes asks an operation."""
 
@@ -59,6 +66,14 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
         query_len, context_len = one.query_len, one.context_len
         if mixed or query_len > 1 or not (apart or case.filter_by_query_len):
             query_len = chance.choice((query_len, 2 if apart else 1, 2, 3, 5, 7, 19 if number % 3 == 0 else 3))
+        if number >= PLAIN and number % 10 == LONG:
+            several = query_len > 1 or not (apart or case.filter_by_query_len)
+            sequences = [Sequence(70, min(context_len, 2)) if several else Sequence(query_len, 150)]
+            break
+        if number >= PLAIN and number % 4 != 1:
+            context_len = min(context_len, chance.randrange(4))
+            sequences.append(Sequence(min(query_len, 3), context_len))
+            continue
         longer = (context_len, context_len, context_len + chance.randrange(5), chance.randrange(20))
         sequences.append(Sequence(query_len, chance.choice((*longer, chance.randrange(70)))))
     near = replace(
@@ -106,18 +121,20 @@ def _tried(case: AttentionCase, **changes: object) -> AttentionCase:
 def healthy_cases(kind: Kind, case: Any, number: int) -> Iterator[Any]:
     """Yield at most so many cases without some of what a failing case is beyond the simplest one.
 
-    Each trait is dropped alone in turn, and each feature that the case lacks is added alone, in cases near the failing
-    one; then some traits are dropped together.
+    Each trait is dropped alone in turn, and each feature that the case lacks is added alone, in short cases near the
+    failing one; then some traits are dropped together. A third of the cases is short and no more.
     """
     traits = [aspect for aspect in kind.aspects.traits if aspect.present(case)]
     lacking = [each for each in kind.aspects.traits if each.has_form and not each.present(case) and not each.virtual]
     for index in range(number):
-        chance = random.Random(1000 + index)  # noqa: S311 - no secret
+        chance = random.Random(PLAIN + index)  # noqa: S311 - no secret
         some = [each for each in traits if chance.random() < 0.6]
-        turn = index // 2
-        others = [lacking[turn % len(lacking)]] if index % 2 and lacking else traits[turn : turn + 1] or some
+        turn = index // 3
+        others = [] if index % 3 == 2 else traits[turn : turn + 1] or some
+        if index % 3 == 1 and lacking:
+            others = [lacking[turn % len(lacking)]]
         try:
-            plain = kind.near_case(case, 1000 + index)
+            plain = kind.near_case(case, PLAIN + index)
         except CaseError:
             plain = case
         for aspect in others:

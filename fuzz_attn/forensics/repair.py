@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.forensics.explanation import Explanation, Finding, Repair
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS
@@ -44,7 +45,7 @@ FRESH: Final = 12
 """Further ones on which it is confirmed."""
 HEALTHY: Final = 10
 """Launches that pass without a change and must pass with it, where there are as many."""
-PLAIN_CASES: Final = 28
+PLAIN_CASES: Final = 40
 """Cases without what the failure needs among which they are looked for."""
 FEWEST_FAILED: Final = 3
 """Launches that must have failed before, for a change to be no coincidence."""
@@ -54,6 +55,8 @@ IN_A_CALL: Final = 0.5
 """What the rank of a change grows by that is made only where one call leads."""
 VISITS: Final = 6
 """Values at a site by which changes are told apart: of those that give the same, only one is tried where it fails."""
+SLIGHTLY: Final = 0.5
+"""How much longer programs may run that were right, with a change that mends a loop and does not avoid one."""
 LOOPS: Final = 8
 """How many times as many values a changed launch may compute."""
 
@@ -91,6 +94,8 @@ class Candidate:
     """How many values the launches of all cases compute with it."""
     steps: bool = True
     """Whether loops and branches run as before. Else it may only avoid what is wrong, such as a second tile."""
+    longer: float = 0.0
+    """By which share more values are computed at most, where a case is right without it."""
 
 
 @dataclass(eq=False)
@@ -129,7 +134,9 @@ class Trial:
     def size(self) -> int:
         """Its keys and query tokens."""
         case: Any = self.experiment.case
-        return int(case.num_tokens) + (case.total_keys if hasattr(case, "total_keys") else case.num_elements)
+        elements: int = case.total_keys if isinstance(case, AttentionCase) else case.num_elements
+        tokens: int = case.num_tokens
+        return tokens + elements
 
 
 Differing: TypeAlias = dict[Site, dict[str, Change]]
@@ -188,13 +195,14 @@ class RepairSearch:
         if not found or failed < FEWEST_FAILED:
             return None
         others = [each for each in found[1:] if place_of(each) != place_of(found[0]) and each.steps == found[0].steps]
-        return Repair(
+        told = Repair(
             *_described(found[0]),
             launches=len(trials) + len(fresh),
             failed=failed,
-            avoids=not found[0].steps,
             alternatives=tuple(_in_short(each) for each in others[:1]),
         )
+        avoids = not found[0].steps and not (told.is_confirmed and found[0].longer <= SLIGHTLY)
+        return msgspec.structs.replace(told, avoids=avoids)
 
     # Cases.
 
@@ -236,6 +244,7 @@ class RepairSearch:
         """Return whether a case is right with a change."""
         self._choose(candidate)
         self._switches.calls = 0
+        self._switches.most_calls = LOOPS * trial.values + 1000 if candidate is not None and trial.values else 0
         self.launches += 1
         before = trial.experiment
         try:
@@ -317,6 +326,8 @@ class RepairSearch:
     def _mends_with_steps(self, candidate: Candidate, trial: Trial) -> bool:
         right = self._mends(candidate, trial)
         candidate.steps &= self._switches.calls == trial.values
+        if not trial.failed and trial.values:
+            candidate.longer = max(candidate.longer, abs(self._switches.calls / trial.values - 1.0))
         candidate.values += self._switches.calls
         return right
 
@@ -324,7 +335,6 @@ class RepairSearch:
         """Return all changes that make a difference in a case, the likeliest first."""
         self._switches.launched = []
         differing = self._differing(smallest)
-        self._switches.most_calls = LOOPS * self._switches.calls + 1000
         places: dict[Key, set[tuple[Location, ...]]] = {}
         for site in differing:
             places.setdefault(site.key, set()).add(site.callers)
@@ -335,7 +345,7 @@ class RepairSearch:
                 for callers in (None, site.callers) if several else (None,):
                     order = change.rank + (IN_A_CALL if callers else 0.0)
                     whole = (change.place,) if change.place else (site.operation.location, *site.callers)
-                    at = AtPlace(order, change.old, change.new, 0, True, site.key, name, callers, whole)
+                    at = AtPlace(order, change.old, change.new, 0, True, 0.0, site.key, name, callers, whole)
                     at.element, at.loads = site.value.type.element, site.operation.name == "tt.load"
                     found.setdefault((site.key, name, callers), at)
         arguments = [each for launched in self._switches.launched for each in _of_arguments(launched)]
@@ -397,7 +407,7 @@ def _of_arguments(launched: Launched) -> Iterator[OfArguments]:
     arguments = launched.arguments
 
     def candidate(order: float, old: str, new: str, *others: tuple[str, Other]) -> OfArguments:
-        return OfArguments(order, old, new, 0, True, launched.kernel, others, launched.location)
+        return OfArguments(order, old, new, 0, True, 0.0, launched.kernel, others, launched.location)
 
     for ((name, type_), value), ((other, other_type), other_value) in combinations(arguments.items(), 2):
         if type_ != other_type or _same(value, other_value) or (type_[0] == "*" and not similar(name, other)):
@@ -498,6 +508,9 @@ def with_repair(
     search = RepairSearch(experiment, relation, kind)
     repair = search.repair()
     if repair is None:
+        return msgspec.structs.replace(found, launches=found.launches + search.launches)
+    sure = first.reason not in _NO_CAUSES and not first.vague
+    if sure and not repair.is_confirmed:
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
     if repair.avoids:
         return msgspec.structs.replace(found, repair=repair, launches=found.launches + search.launches)

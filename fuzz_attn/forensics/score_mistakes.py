@@ -235,7 +235,7 @@ def _fitted_sinks(seen: Comparison) -> Iterator[Mistake]:
             yield Mistake("sink", words, len(fitted), f"head {head}")
             return
         times = factor(float(np.exp(terms.sinks[head] - fitted[head])))
-        words = f"the keys weigh {times} times as much as they should beside the sink, as if that were {used}"
+        words = f"the keys weigh {times} times as much as they should beside the sink"
         yield Mistake("sink", words, ALL_FREEDOM)
 
 

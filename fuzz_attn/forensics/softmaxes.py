@@ -295,7 +295,7 @@ def _lost(row: Row, what: str, top: float, first: int) -> Finding:
     if top >= LOW:
         return Finding("denominator", f"{base}, and right with equal ones")
     if not first:
-        return Finding("denominator", f"{base}: the running maximum does not follow scores so low")
+        return Finding("denominator", f"{base}: scores so low are lost")
     hidden = f"keys 0 to {first - 1} are hidden"
     words = f"{base}: the maximum is not that of the keys that it sees, after a tile with none ({hidden})"
     return Finding("tile", words)

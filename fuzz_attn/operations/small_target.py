@@ -261,7 +261,7 @@ class SmallExperiment(Experiment):
 
     def seen(self, launch: Launch) -> Self:
         """Return the same experiment with another launch as its first, which was made of the first one's inputs."""
-        other: Any = type(self)(self.case, self.target, self.backend)
+        other = type(self)(self.case, self.target, self.backend)
         other.first, other.reference, other._inputs_before = launch, self.reference, self._inputs_before
         return other
 

@@ -219,7 +219,9 @@ class _Proposer(SiteValues):
         for index, value in enumerate(operation.operands):
             number = self.number(value)
             if number is not None and not isinstance(number, bool):
-                for near, rank in _other_numbers(number):
+                limits = {self.number(other) for other in self.named("int")} if operation.name == "arith.cmpi" else ()
+                others = [*_other_numbers(number), *((limit, 3) for limit in limits if limit is not None and limit > 1)]
+                for near, rank in others:
                     if near not in _NEUTRAL.get((operation.name, index), ()):
                         yield self._with_number(index, value, near, rank)
             for other in self.alike(value):
@@ -230,7 +232,14 @@ class _Proposer(SiteValues):
                 words = in_words(operation, [self.words(each, 1) for each in operands])
                 likely = similar(self.words(self.root(value)), self.words(other))
                 name = f"operand {index} {self.label(other)}"
-                yield self.change(name, words, 2.2 if likely else 5, partial(self._on, operation, operands))
+                order = 2.2 if likely else 5.5 if "stride" in self.words(other) else 3.5
+                yield self.change(name, words, order, partial(self._with_operand, index, other))
+
+    def _with_operand(self, index: int, other: Value, read: Read) -> Array:
+        operation = self.operation
+        arrays = [read(other if place == index else each) for place, each in enumerate(operation.operands)]
+        arrays[index] = self.axes_of(operation.operands[index], other, arrays[index])
+        return self.applied(operation, arrays)
 
     def _with_number(self, index: int, value: Value, number: float, rank: int) -> Change:
         operation = self.operation
@@ -424,8 +433,11 @@ class _Proposer(SiteValues):
                 f"value {self.label(other)}",
                 words,
                 rank,
-                partial(_read, other),
+                partial(self._with_axes, other),
             )
+
+    def _with_axes(self, other: Value, read: Read) -> Array:
+        return self.axes_of(self.site.value, other, read(other))
 
     def _conditions(self) -> Iterator[Change]:
         for truth in (True, False):
@@ -440,7 +452,9 @@ class _Proposer(SiteValues):
         tiles = [value for value in self.tiles() if kind_of(value.type) == "int"]
         for tile in tiles:
             for limit in integers:
-                if not limit.type.shape and self.root(limit) is not self.root(tile):
+                if limit.type.shape or "stride" in self.words(limit):
+                    continue
+                if self.root(limit) is not self.root(tile):
                     for predicate in ("lt", "ge"):
                         yield self._compared(tile, limit, *PREDICATES[predicate])
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuzz_attn.simulator.formulas import CASTS, SHAPES, WIDENING, in_words, kind_of, number_of, variable_of
+from fuzz_attn.simulator.formulas import (
+    CASTS,
+    SHAPES,
+    WIDENING,
+    Array,
+    in_words,
+    kind_of,
+    number_of,
+    reshaped,
+    variable_of,
+)
 from fuzz_attn.simulator.switches import BY_FLOW, Site
 from fuzz_attn.ttir.ir import Operation, Type, Value
 
@@ -38,7 +48,7 @@ class SiteValues:
             return self.names[value]
         if maker.name in SHAPES or maker.name in CASTS:
             return self.words(maker.operands[0], depth)
-        return self.made(maker, depth) if depth > 0 else maker.variable or "..."
+        return self.made(maker, depth) if depth > 0 else "..."
 
     def made(self, operation: Operation, depth: int = 2) -> str:
         """Return an operation in words, without the name of its result."""
@@ -47,6 +57,8 @@ class SiteValues:
             return f"load({self._tensor(operands[0])})"
         if operation.name == "tt.get_program_id":
             return operation.variable or f"program_id({'xyz'.find(operation.attributes.keyword)})"
+        if operation.name == "tt.make_range":
+            return operation.variable or "arange"
         if operation.name == "tt.reduce":
             inner = {each.name for each in operation.regions[0][0].operations}
             function = "max" if any("max" in each for each in inner) else "sum"
@@ -128,7 +140,26 @@ class SiteValues:
                 and self.root(other) not in roots
                 and other is not self.site.value
             ]
+            flat = self.root(value).type.shape
+            found += [
+                other
+                for other in self.named(kind)
+                if other.type.shape == flat != value.type.shape and other in self.names and other not in roots
+            ]
         return found
+
+    def axes_of(self, value: Value, other: Value, array: Array) -> Array:
+        """Return an array of another value with the axes that a value has, where it has fewer."""
+        if not other.type.shape or len(other.type.shape) == len(value.type.shape):
+            return array
+        shaping = []
+        maker = self.makers.get(value)
+        while maker is not None and (maker.name in SHAPES or maker.name in WIDENING):
+            shaping.append(maker)
+            maker = self.makers.get(maker.operands[0])
+        for operation in reversed(shaping):
+            array = reshaped(operation, array) if operation.name in SHAPES else array
+        return array
 
     def tiles(self) -> list[Value]:
         """Return integers whose axes fit the value's, each root once."""

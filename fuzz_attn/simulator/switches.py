@@ -302,7 +302,7 @@ class Switches:
         emitter.add(Assign(name, given, effect=True))
         new = Term(name, value.type.shape, True, emitter.region, value.type.element)
         if value in emitter.tracked:
-            new.range = KnownRange(0, 0)
+            new.range = KnownRange(-1, 1)  # of both signs: a division by a shift would be wrong below 0
         emitter.define(value, new)
 
     def _emit_note(self, emitter: Emitter, value: Value) -> None:

@@ -193,6 +193,7 @@ class CacheWrite(SmallOperation):
             spare_pages=case.spare_pages + chance.randrange(2),
             k_scale=case.k_scale * chance.choice((1.0, 1.25)) if scaled else 1.0,
             v_scale=case.v_scale * chance.choice((1.0, 0.75)) if scaled else 1.0,
+            magnitude=case.magnitude * chance.choice((1.0, 1.0, 4.0)),
             shuffled=case.shuffled or number % 3 == 0,
             head_gap=case.head_gap or chance.choice((0, 4)),
             seed=number,

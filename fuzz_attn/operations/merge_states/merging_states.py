@@ -190,7 +190,7 @@ class MergeStates(SmallOperation):
             num_states=chance.choice((case.num_states, 1, 2, 3, 4, 7)),
             num_tokens=chance.choice((case.num_tokens, 1, 2, 3, 5)),
             num_heads=chance.choice((case.num_heads, 1, 2, 3)),
-            lse_offset=chance.choice((case.lse_offset, case.lse_offset, 3.0, 50.0)),
+            lse_offset=chance.choice((case.lse_offset, case.lse_offset, 3.0, 50.0, -100.0)),
             gap=chance.choice((case.gap, 4)),
             seed=number,
         )

@@ -22,6 +22,7 @@ from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Expected, Reference
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.launch_properties import nothing_else_written
 
 Changed = Callable[[StateTensors], StateTensors]
 
@@ -48,6 +49,10 @@ def explain(experiment: Experiment) -> Explanation:
     right, launched = experiment.reference, experiment.first.tensors
     wrong = {name for name in right if not judge(launched, {name: right[name]}).passed}
     if not wrong:
+        outside = nothing_else_written(experiment)
+        if not outside.passed:
+            words = f"{outside.message}: a store lacks a mask, or has a wrong stride"
+            return Explanation((Finding("address", words),), launches=1)
         return _unknown("the outputs of this launch are right")
     return _of_outputs(experiment, right, wrong) or _unknown("no typical mistake gives these outputs")
 
