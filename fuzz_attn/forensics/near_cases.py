@@ -68,13 +68,15 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
             query_len = chance.choice((query_len, 2 if apart else 1, 2, 3, 5, 7, 19 if number % 3 == 0 else 3))
         if number >= PLAIN and number % 10 == LONG:
             several = query_len > 1 or not (apart or case.filter_by_query_len)
-            sequences = [Sequence(70, min(context_len, 2)) if several else Sequence(query_len, 150)]
+            sequences = [Sequence(70, min(context_len, 2)) if several else Sequence(query_len, 150)] * 2
             break
         if number >= PLAIN and number % 4 != 1:
             context_len = min(context_len, chance.randrange(4))
             sequences.append(Sequence(min(query_len, 3), context_len))
             continue
-        longer = (context_len, context_len, context_len + chance.randrange(5), chance.randrange(20))
+        longer: tuple[int, ...] = (context_len, context_len, context_len + chance.randrange(5), chance.randrange(20))
+        if number % 6 == 4:
+            longer = (context_len + 140,)
         sequences.append(Sequence(query_len, chance.choice((*longer, chance.randrange(70)))))
     near = replace(
         case,

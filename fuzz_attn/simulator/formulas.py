@@ -81,7 +81,10 @@ SHAPES: Final = frozenset({"tt.splat", "tt.broadcast", "tt.expand_dims"})
 
 def predicate_of(operation: Operation) -> str:
     """Return the predicate of a comparison without what says how it compares."""
-    return operation.attributes.keyword[1:] if operation.name.startswith("arith.cmp") else ""
+    if not operation.name.startswith("arith.cmp"):
+        return ""
+    keyword = operation.attributes.keyword
+    return keyword if keyword in ("eq", "ne") else keyword[1:]
 
 
 def reshaped(operation: Operation, array: Array) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import re
 from typing import Final
 
 from fuzz_attn.simulator.formulas import (
@@ -16,7 +18,7 @@ from fuzz_attn.simulator.formulas import (
     variable_of,
 )
 from fuzz_attn.simulator.switches import BY_FLOW, Site
-from fuzz_attn.ttir.ir import Operation, Type, Value
+from fuzz_attn.ttir.ir import Location, Operation, Type, Value
 
 _NAMELESS: Final = SHAPES | CASTS | {"arith.constant"}
 
@@ -48,7 +50,7 @@ class SiteValues:
             return self.names[value]
         if maker.name in SHAPES or maker.name in CASTS:
             return self.words(maker.operands[0], depth)
-        return self.made(maker, depth) if depth > 0 else "..."
+        return self._returned(value, maker) or (self.made(maker, depth) if depth > 0 else "...")
 
     def made(self, operation: Operation, depth: int = 2) -> str:
         """Return an operation in words, without the name of its result."""
@@ -66,6 +68,15 @@ class SiteValues:
         if operation.name == "tt.dot":
             operands = operands[:2]
         return in_words(operation, [self.words(each, depth - 1) for each in operands])
+
+    def _returned(self, value: Value, maker: Operation) -> str:
+        """Return the variable that a call sets to what its function returns; empty for a part of that."""
+        place = maker.location
+        whole = all(user.location != place for user in self.site.kernel.users.get(value, ()))
+        if not maker.callers or not whole or not _line(place).startswith("return "):
+            return ""
+        found = _SET_TO_A_CALL.match(_line(maker.callers[0]))
+        return "" if found is None else found[1]
 
     def _tensor(self, value: Value) -> str:
         parameter = self.parameter_of(value)
@@ -200,8 +211,18 @@ def _final_names(site: Site) -> dict[Value, str]:
 
 
 def _is_computed(site: Site, value: Value) -> bool:
+    """Return whether a value is computed, and no part of a longer expression on its line."""
     maker = site.kernel.makers[value]
-    return not value.type.pointer and maker.name not in _NAMELESS
+    uses = (user for user in site.kernel.users.get(value, ()) if user.location == maker.location)
+    is_part = any(user.variable == maker.variable and user.name not in _NAMELESS for user in uses)
+    return not value.type.pointer and maker.name not in _NAMELESS and not is_part
+
+
+def _line(place: Location) -> str:
+    return linecache.getline(place.file, place.line).strip()
+
+
+_SET_TO_A_CALL: Final = re.compile(r"([A-Za-z_]\w*)\s*=\s*[\w.]+\([^()]*\)$")
 
 
 def fits(inner: Type, outer: Type) -> bool:

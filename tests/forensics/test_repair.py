@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, Repair
-from fuzz_attn.forensics.near_cases import near_cases
+from fuzz_attn.forensics.near_cases import healthy_cases, near_cases
 from fuzz_attn.forensics.repair import AtPlace, OfArguments, contradicts, place_of, with_repair
+from fuzz_attn.operations.attention.attention import Attention
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.report.explanation_text import render
 from fuzz_attn.report.printing import text_of
+from fuzz_attn.simulator.formulas import in_words
 from fuzz_attn.targets.loading import load_target
-from fuzz_attn.ttir.ir import Location
+from fuzz_attn.ttir.ir import Location, Operation
 
 HERE = Path(__file__).parent
 SEEDED = {
@@ -32,6 +35,12 @@ SEEDED = {
     "heads_of_a_page_assumed_dense": r"`argument values.stride_head of kernel_\w+` to `values.ptr.stride\(1\)`",
     # a mask added, where only a sanitizer sees the mistake
     "qq_bias_rows_past_the_matrix": r"scores\.py:\d+, `inside` to `inside & \w*mask`",
+    # what a variable is before a loop, in another operation
+    "merge_starts_from_0": r"merge_states\.py:\d+, `largest = 0` to `largest = -inf`",
+    # how often a loop runs
+    "merge_maximum_lacks_the_last_state": r"merge_states\.py:\d+, `num_states - 1` to `num_states`",
+    # a predicate, where an element is never written
+    "write_skips_slot_0": r"cache_write\.py:\d+, `slot > 0` to `slot >= 0`",
 }
 PLANTED = {
     # another function
@@ -69,15 +78,47 @@ def test_what_is_certain_stays_in_front_of_a_change() -> None:
 def test_nothing_is_changed_on_a_backend_without_switches() -> None:
     experiment = Experiment(AttentionCase(sequences=(Sequence(1, 1),)), load_target("unified"), InterpreterBackend())
     found = Explanation((Finding("unknown", "could not tell"),))
-    assert with_repair(found, experiment, None).repair is None
+    assert with_repair(found, experiment, None, Attention()).repair is None
 
 
 def test_near_cases_are_the_same_each_time_and_differ_from_each_other() -> None:
     case = AttentionCase(sequences=(Sequence(3, 5),), window=4)
-    cases = list(near_cases(case, 1, 9))
-    assert cases == list(near_cases(case, 1, 9))
+    cases = list(near_cases(Attention(), case, 1, 9))
+    assert cases == list(near_cases(Attention(), case, 1, 9))
     assert len(set(cases)) == len(cases) == 8
     assert all(each.window for each in cases)
+
+
+def test_healthy_cases_lack_what_a_case_has_and_have_what_it_lacks() -> None:
+    case = AttentionCase(sequences=(Sequence(3, 5),), softcap=4.0, softmax_scale=0.0)
+    cases = list(healthy_cases(Attention(), case, 40))
+    assert cases == list(healthy_cases(Attention(), case, 40))
+    assert any(not each.softcap for each in cases)
+    assert any(each.softmax_scale > 0.0 for each in cases)
+    assert any(each.alibi is not None for each in cases)
+    assert any(each.max_query_len > 64 for each in cases)
+    assert any(each.strides.block_table and each.strides.q_token for each in cases)
+
+
+@pytest.mark.parametrize("other", [0, 3, 4])
+def test_a_change_is_confirmed_by_launches_that_were_right(other: int) -> None:
+    repair = Repair("/a.py:7", "a", "a", "b", 10 + other, 10)
+    assert repair.is_confirmed is (other == 4)
+
+
+def test_a_change_of_an_address_does_not_contradict_unless_it_is_confirmed() -> None:
+    finding, candidate = Finding("sink", "claimed"), AtPlace(1.0, "row", "row + 1", element="i32")
+    candidate.places = (Location("nowhere.py", 1),)
+    assert contradicts(REPAIR, candidate, finding)
+    assert not contradicts(structs.replace(REPAIR, failed=REPAIR.launches), candidate, finding)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "words"), [("eq", "a == b"), ("slt", "a < b"), ("ult", "a < b"), ("une", "a != b")]
+)
+def test_a_comparison_is_said_with_its_sign(keyword: str, words: str) -> None:
+    operation = Operation("arith.cmpi", [], [], f" {keyword}, %a, %b : i32")
+    assert in_words(operation, ["a", "b"]) == words
 
 
 REPAIR = Repair(
