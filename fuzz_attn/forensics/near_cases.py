@@ -60,13 +60,14 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
     chance = random.Random(number)  # noqa: S311 - no secret
     mixed = number % 5 == 3  # sequences of every length, which other kernels may answer
     apart = FAMILIES[case.family].decodes_apart and not mixed
+    far = bool(case.strides.far or case.pages.first_block)  # rows of which each needs memory of its own
     sequences = []
     for _ in range(chance.choice((1, 2, 3))):
         one = chance.choice(case.sequences)
         query_len, context_len = one.query_len, one.context_len
         if mixed or query_len > 1 or not (apart or case.filter_by_query_len):
             query_len = chance.choice((query_len, 2 if apart else 1, 2, 3, 5, 7, 19 if number % 3 == 0 else 3))
-        if number >= PLAIN and number % 10 == LONG:
+        if number >= PLAIN and number % 10 == LONG and not far:
             several = query_len > 1 or not (apart or case.filter_by_query_len)
             sequences = [Sequence(70, min(context_len, 2)) if several else Sequence(query_len, 150)] * 2
             break
@@ -75,7 +76,7 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
             sequences.append(Sequence(min(query_len, 3), context_len))
             continue
         longer: tuple[int, ...] = (context_len, context_len, context_len + chance.randrange(5), chance.randrange(20))
-        if number % 6 == 4:
+        if number % 6 == 4 and not far:
             longer = (context_len + 140,)
         sequences.append(Sequence(query_len, chance.choice((*longer, chance.randrange(70)))))
     near = replace(

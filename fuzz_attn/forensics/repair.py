@@ -57,6 +57,10 @@ VISITS: Final = 6
 """Values at a site by which changes are told apart: of those that give the same, only one is tried where it fails."""
 SLIGHTLY: Final = 0.5
 """How much longer programs may run that were right, with a change that mends a loop and does not avoid one."""
+LIKELIEST: Final = 1.0
+"""The rank below which a change, such as < for <=, is shown beside a sure cause though few launches were right."""
+AS_LIKELY: Final = 0.5
+"""How much higher the rank of another change may be, for it to be named too."""
 LOOPS: Final = 8
 """How many times as many values a changed launch may compute."""
 
@@ -142,10 +146,12 @@ class Trial:
 Differing: TypeAlias = dict[Site, dict[str, Change]]
 
 
-def _by_likelihood(candidate: Candidate) -> tuple[bool, int, float]:
+def _by_likelihood(candidate: Candidate) -> tuple[int, int, float]:
     """Return what orders changes that mend all: one that makes loops run longer comes last, the longest of them."""
     order = candidate.order + _is_guess(candidate)
-    return (False, 0, order) if candidate.steps else (True, candidate.values, order)
+    if candidate.steps or candidate.longer <= SLIGHTLY:
+        return (int(not candidate.steps), 0, order)
+    return (2, candidate.values, order)
 
 
 def _is_guess(candidate: Candidate) -> bool:
@@ -194,7 +200,9 @@ class RepairSearch:
         self.found = found
         if not found or failed < FEWEST_FAILED:
             return None
-        others = [each for each in found[1:] if place_of(each) != place_of(found[0]) and each.steps == found[0].steps]
+        first = found[0]
+        likely = [each for each in found[1:] if each.steps == first.steps and each.order <= first.order + AS_LIKELY]
+        others = [each for each in likely if place_of(each) != place_of(first)]
         told = Repair(
             *_described(found[0]),
             launches=len(trials) + len(fresh),
@@ -510,7 +518,7 @@ def with_repair(
     if repair is None:
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
     sure = first.reason not in _NO_CAUSES and not first.vague
-    if sure and not repair.is_confirmed:
+    if sure and not repair.is_confirmed and search.found[0].order >= LIKELIEST:
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
     if repair.avoids:
         return msgspec.structs.replace(found, repair=repair, launches=found.launches + search.launches)
@@ -552,7 +560,8 @@ def contradicts(repair: Repair, candidate: Candidate, finding: Finding) -> bool:
         words = {part for name in _names(_source_around(candidate)) for part in name.lower().split("_")}
         named = {term for term, own in _TERMS.items() if own & words}
         return finding.reason in _PLACES or (finding.reason in _TERMS and bool(named) and finding.reason not in named)
-    return repair.is_confirmed and not candidate.loads and finding.reason in _OF_NUMBERS
+    of_numbers = finding.reason in _OF_NUMBERS or "the denominator" in finding.words
+    return repair.is_confirmed and not candidate.loads and of_numbers
 
 
 def _source_around(candidate: AtPlace) -> str:

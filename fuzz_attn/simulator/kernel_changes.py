@@ -506,10 +506,10 @@ class _Proposer(SiteValues):
             for sign, name in (("//", "arith.divsi"), ("%", "arith.remsi")):
                 new = binary_in_words(sign, self.old, words)
                 yield self._with(f"{sign} {self.label(other)}", new, 5, BINARY[name][1], other)
-            yield self._with(
-                f"down to {self.label(other)}", f"{self.old} // {words} * {words}", 5, _rounded_down, other
-            )
-            if number is None:
+            if number is not None:
+                new = f"{self.old} // {words} * {words}"
+                yield self._with(f"down to {self.label(other)}", new, 5, _rounded_down, other)
+            else:
                 for sign, name in (("min", "arith.minsi"), ("max", "arith.maxsi")):
                     new = binary_in_words(sign, self.old, words)
                     yield self._with(f"{sign} {self.label(other)}", new, 5, BINARY[name][1], other)
