@@ -103,6 +103,7 @@ Reason: TypeAlias = Literal[
     "address",
     "unwritten",
     "earlier call",
+    "contract",
     "race",
     "arithmetic",
     "unknown",
@@ -120,6 +121,7 @@ Reason: TypeAlias = Literal[
 - elements that are never written, or written that must not be (``unwritten``);
 - an element that two programs, or two lanes of one, use without an order, and one of them writes (``race``);
 - something that an ``earlier call`` of the target has left;
+- an argument in an unusual form that is neither read rightly nor refused (``contract``);
 - only the size of the errors is wrong (``arithmetic``);
 - it could not be told (``unknown``)."""
 

@@ -238,6 +238,8 @@ class SmallExperiment(Experiment):
     def refusal(self) -> Refusal | None:
         """What the target or the compiler refuses of the case, with any numbers; None where the case ran or failed."""
         refusal = self.first.refusal
+        if self.case.contract is not None:
+            return None
         if refusal is None or refusal.stage == "compile":
             return refusal
         return refusal if self.launch(self.with_other_numbers(self.case)).refusal else None
@@ -250,6 +252,10 @@ class SmallExperiment(Experiment):
         """
         on_host = self.case.num_elements <= HOST_COST and not self.case.is_far
         return "cpu" if on_host else self.backend.device
+
+    def with_target(self, case: Any, target: Target) -> Self:
+        """Return an experiment with another case and target on the same backend."""
+        return type(self)(case, target, self.backend)
 
     def launch(self, case: Any, **changes: Any) -> Launch:
         """Return a new launch of the target on a case, made with the options of ``materialise``."""

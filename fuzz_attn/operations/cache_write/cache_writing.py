@@ -22,6 +22,7 @@ from fuzz_attn.operations.cache_write.write_case import (
     key_pool,
     unpromised,
 )
+from fuzz_attn.operations.operation import tensor_roles
 from fuzz_attn.operations.small_operation import SmallOperation, always
 from fuzz_attn.properties.relations import Relation
 
@@ -61,6 +62,24 @@ class CacheWrite(SmallOperation):
     features = FEATURES
     roles = ROLES
     fp8_output = FP8_CACHE
+    tensor_roles = tensor_roles(
+        {
+            "key": "numbers",
+            "value": "numbers",
+            "slot_mapping": "slots",
+            "block_table": "indices",
+            "seq_lens": "lengths",
+            "query_start_loc": "indices",
+            "query_lens": "lengths",
+            "k_scale": "scale",
+            "v_scale": "scale",
+            "key_cache": "written",
+            "value_cache": "written",
+            "kv_cache": "written",
+            "k_scale_cache": "written",
+            "v_scale_cache": "written",
+        }
+    )
     relations: ClassVar = {
         relation.name: relation
         for relation in (

@@ -22,6 +22,7 @@ from fuzz_attn.operations.merge_states.state_case import (
     key_pool,
     unpromised,
 )
+from fuzz_attn.operations.operation import tensor_roles
 from fuzz_attn.operations.small_operation import SmallOperation, always
 from fuzz_attn.properties.relations import Relation
 
@@ -53,6 +54,21 @@ class MergeStates(SmallOperation):
     features = FEATURES
     roles = ROLES
     poisons: ClassVar = {POISONED: "states"}
+    tensor_roles = tensor_roles(
+        {
+            "partial_outputs": "numbers",
+            "partial_lses": "sums",
+            "token_outputs": "numbers",
+            "token_lses": "sums",
+            "state_indptr": "indices",
+            "first_output": "numbers",
+            "second_output": "numbers",
+            "first_lse": "sums",
+            "second_lse": "sums",
+            "out": "output",
+            "lse": "sums",
+        }
+    )
     relations: ClassVar = {
         relation.name: relation
         for relation in (
