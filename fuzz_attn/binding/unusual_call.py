@@ -89,7 +89,7 @@ class UnusualCall:
                 changed = changed[1:]
                 self._take_output(changed)
             self.beyond = tuple(each.name for each in changed if each.take_back())
-        return _own_of(result, changed)
+        return self._own_of(result, changed)
 
     def changed(self, arguments: Mapping[str, Any]) -> list[Changed]:
         """Return the arguments that have another form in the call, none where they cannot have it."""
@@ -110,6 +110,24 @@ class UnusualCall:
             for output in self._outputs:
                 if output.tensor.data_ptr() == each.own.data_ptr():
                     output.copy_live(bits_of(each.given), bits_of(each.own))
+
+    def _own_of(self, result: Any, changed: list[Changed]) -> Any:
+        """Return a result with the harness's tensor in place of a changed one, and wider numbers like it narrowed."""
+        if type(result) in (tuple, list):
+            return type(result)(self._own_of(each, changed) for each in result)
+        if not isinstance(result, torch.Tensor) or result.is_meta or _is_memory_of(self._outputs, result):
+            return result
+        for each in changed:
+            if result.numel() and result.data_ptr() == each.given.data_ptr():
+                return each.own
+            like = result.shape[:-1] == each.own.shape[:-1]
+            if like and result.dtype == each.given.dtype == _WIDER.get(each.own.dtype):
+                return result.to(each.own.dtype)
+        return result
+
+
+def _is_memory_of(outputs: Iterable[OutputTensor], result: torch.Tensor) -> bool:
+    return any(result.data_ptr() == output.tensor.data_ptr() for output in outputs)
 
 
 class OneDevice(TorchFunctionMode):
@@ -230,17 +248,3 @@ def _copy(
     else:
         given.copy_(tensor)
     return Changed(name, tensor, given, memory, memory.clone())
-
-
-def _own_of(result: Any, changed: list[Changed]) -> Any:
-    """Return a result with the harness's tensor in the place of a changed one, and numbers of a wider type narrowed."""
-    if type(result) in (tuple, list):
-        return type(result)(_own_of(each, changed) for each in result)
-    if not isinstance(result, torch.Tensor) or result.is_meta:
-        return result
-    for each in changed:
-        if result.device == each.given.device and result.data_ptr() == each.given.data_ptr() and result.numel():
-            return each.own
-        if result.dtype == each.given.dtype == _WIDER.get(each.own.dtype):
-            return result.to(each.own.dtype)
-    return result

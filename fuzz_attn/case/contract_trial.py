@@ -43,6 +43,8 @@ OUTPUT_OF: Final = {
 """The output that may be written in the place of an input: each row of it needs only that row of the input."""
 NAME: Final = "contract"
 """A trial in signatures and statistics, and the property that it checks."""
+REFUSED: Final = "refused"
+"""How the message of a trial begins that a target refuses."""
 TRAIT: Final = "contract: "
 """How the trait of a trial begins."""
 

@@ -11,12 +11,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from fuzz_attn.case.contract_trial import NAME, ContractTrial, trial_of
+from fuzz_attn.case.contract_trial import NAME, REFUSED, ContractTrial, trial_of
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.experiment import Experiment
 
-REFUSED: Final = "refused: "
-"""How the message of a trial begins that the target refuses."""
 NOT_SILENT: Final = "it fails with the usual arguments too"
 
 Judge: TypeAlias = Callable[[Experiment], Iterable[Verdict]]
@@ -29,7 +27,7 @@ def of_trial(experiment: Experiment, judge: Judge) -> Verdict:
     assert trial is not None
     first = experiment.first
     if first.refusal is not None:
-        return Verdict(NAME, message=f"{REFUSED}{first.refusal.error}: {first.refusal.message}"[:300])
+        return Verdict(NAME, message=f"{REFUSED}: {first.refusal.error}: {first.refusal.message}"[:300])
     failed = _failed(experiment, judge)
     if failed is None:
         return Verdict(NAME)
