@@ -18,6 +18,7 @@ import torch
 
 from fuzz_attn.backends.cuda import TENSOR_CORE_SLACK
 from fuzz_attn.binding.binding import Binding
+from fuzz_attn.case.contract_trial import trial_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Setup
@@ -367,6 +368,8 @@ def exported(found: Counterexample, spec: str, binding: Binding | None) -> Scrip
     operation = operation_of(found.case)
     if operation.needs_fresh_process:
         raise FuzzAttnError("a sequence of calls cannot be exported as a script yet: replay the counterexample instead")
+    if trial_of(found.case) is not None:
+        raise FuzzAttnError("a contract trial cannot be exported as a script yet: replay the counterexample instead")
     if not operation.is_exported:
         raise FuzzAttnError(f"operation={operation.name!r} cannot be exported yet: replay the counterexample instead")
     # Only for the target: the script chooses its device.
