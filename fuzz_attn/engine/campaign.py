@@ -413,7 +413,7 @@ class Campaign:
 
     def _on_trial(self, order: Order) -> Order | None:
         """Return the order as a contract trial, now and then, unless that shows a known failure."""
-        case = self._contracts.trial_of(order.case)
+        case = self._contracts.trial_of(order.case) if self.ready.contracts else None
         if case is None:
             return None
         trial = Order(case)

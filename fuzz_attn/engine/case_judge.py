@@ -106,6 +106,7 @@ class CaseJudge:
             self.backend.gpu(),
             self.operation.not_drawn(promised, domain, target),
             unexercised=target.unexercised,
+            contracts=True,
             calls=backend.device == "cpu",  # on a GPU the calls of a case are not yet ordered with their copies
         )
 
