@@ -20,6 +20,8 @@ SHARES: Final = (1 / 12, 1 / 30, 1 / 100, 1 / 400)
 """The part of the cases that are trials, until each was tried once, twice, three times, and later on."""
 SHARE_ON_GPU: Final = 1 / 1000
 """The part on a GPU, where a trial that the target takes compiles a kernel of its own."""
+PATIENCE: Final = 20
+"""After so many cases in a row none of which can be one of the trials that are left, all are tried again."""
 ALIKE: Final = 3
 """Sequences of the same lengths in a trial of an expanded tensor."""
 
@@ -72,6 +74,7 @@ class ContractDraws:
         self._trials = [[*self._of(binding, kinds)] for kinds in (FIRST, LATER)]
         self._trials[0].append(ContractTrial("empty"))
         self._pending = self._shuffled()
+        self._fruitless = 0
         self._shares = [SHARE_ON_GPU] if on_gpu else [*SHARES]
 
     def trial_of(self, case: Any) -> Any | None:
@@ -82,8 +85,11 @@ class ContractDraws:
             tried = self._tried(case, trial)
             if tried is not None:
                 del self._pending[place]
+                self._fruitless = 0
                 return tried
-        self._pending, self._shares = self._shuffled(), self._shares[1:] or self._shares
+        self._fruitless += 1
+        if not self._pending or self._fruitless > PATIENCE:
+            self._pending, self._shares, self._fruitless = self._shuffled(), self._shares[1:] or self._shares, 0
         return None
 
     def _of(self, binding: Binding, kinds: dict[Holds, tuple[_Kind, ...]]) -> Iterator[ContractTrial]:
