@@ -58,8 +58,8 @@ WRONG: dict[str, tuple[Any, ContractTrial, str]] = {
 }
 RIGHT = {"unified_attention": CASE, "refusing": CASE, "merge": STATES, "write": WRITE}
 FORMS: tuple[tuple[Form, OtherType], ...] = (
-    *((form, "") for form in ("stepped", "expanded", "swapped", "offset", "device", "in_place")),  # type: ignore[misc]
-    *(("type", to) for to in ("wider", "int32", "int64", "uint8", "float16", "float64")),  # type: ignore[misc]
+    *((form, "") for form in ("stepped", "expanded", "swapped", "offset", "device", "in_place")),
+    *(("type", to) for to in ("wider", "int32", "int64", "uint8", "float16", "float64")),
 )
 
 
