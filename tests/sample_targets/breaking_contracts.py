@@ -137,8 +137,8 @@ def write_slots_of_int64(key, value, key_cache, value_cache, slot_mapping):  # t
     """Wrong for int32 slots, which are read as half as many int64."""
     slots = slot_mapping.contiguous()
     if slots.dtype == torch.int32:
-        slots = slots[: len(slots) // 2 * 2].view(torch.int64)
-    _write(key, value, (key_cache, value_cache), slots % 2**32)
+        slots = slots[: len(slots) // 2 * 2].view(torch.int64) % 2**32
+    _write(key, value, (key_cache, value_cache), slots)
 
 
 def write(key, value, key_cache, value_cache, slot_mapping):  # type: ignore[no-untyped-def]
