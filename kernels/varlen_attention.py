@@ -36,7 +36,7 @@ from .common.launch import (
 from .common.outputs import Output, store_rows
 from .common.query_blocks import start_softmax
 from .common.rows import Sequence, Tokens, head_dims, load_queries, q_block_rows
-from .common.scores import Scores, apply_softcap, tile_range
+from .common.scores import Scores, alibi_bias, apply_softcap, tile_range
 from .common.softmax import Softmax, online_softmax_update
 
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -57,6 +57,7 @@ def varlen_attention(
     *,
     top_left: bool = False,
     softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
     softmax_lse: torch.Tensor | None = None,
@@ -88,6 +89,7 @@ def varlen_attention(
             must be -1 or 0, which mean the same.
         top_left: the position of query token i is i. Only with `causal`.
         softcap: score = softcap * tanh(score / softcap), 0 is none.
+        alibi_slopes: `[Hq]` float; slope * (key - (K - Q)) joins the score behind the soft cap, under every mask.
         sinks: `[Hq]` float; exp(sink) joins the denominator of each row that sees a key, and its log-sum-exp.
         seqused_k: `[B]` int32 or int64, how many of its rows of k and v a sequence uses; the others are not read. None
             is all of them.
@@ -100,7 +102,7 @@ def varlen_attention(
 
     """
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    optional = {"sinks": sinks, "seqused_k": seqused_k, "softmax_lse": softmax_lse}
+    optional = {"alibi_slopes": alibi_slopes, "sinks": sinks, "seqused_k": seqused_k, "softmax_lse": softmax_lse}
     check_tensors({"q": q, "k": k, "v": v, "out": out} | lengths, optional)
     _check_tokens(q, k, v, out)
     _check_lengths(cu_seqlens_q, cu_seqlens_k, seqused_k)
@@ -113,6 +115,7 @@ def varlen_attention(
         raise ContractError(f"{softcap=} must be at least 0")
     if softmax_scale is not None:
         require_finite("softmax_scale", softmax_scale)
+    check_head_vector("alibi_slopes", alibi_slopes, q.shape[1])
     check_head_vector("sinks", sinks, q.shape[1])
     if softmax_lse is not None:
         require_dtype("softmax_lse", softmax_lse, (torch.float32,))
@@ -138,7 +141,7 @@ def varlen_attention(
         keys=_tokens(k),
         values=_tokens(v),
         lengths=Lengths(cu_seqlens_q_ptr=cu_seqlens_q, cu_seqlens_k_ptr=cu_seqlens_k, seqused_k_ptr=seqused_k),
-        scores=Scores(softcap=float(softcap), alibi_slopes_ptr=None, qq_bias_ptr=None, sinks_ptr=sinks),
+        scores=Scores(softcap=float(softcap), alibi_slopes_ptr=alibi_slopes, qq_bias_ptr=None, sinks_ptr=sinks),
         softmax_scale=head_size**-0.5 if softmax_scale is None else float(softmax_scale),
         window_left=kernel_window(left),
         window_right=kernel_window(right),
@@ -158,6 +161,7 @@ def varlen_attention(
             USE_LEFT=left >= 0,
             USE_RIGHT=right >= 0 and not causal,
             USE_SOFTCAP=softcap > 0,
+            USE_ALIBI=alibi_slopes is not None,
             USE_SINKS=sinks is not None,
         ),
         **compiler_options(block_m, head_size_padded_for(largest, q.dtype), tile, q.dtype),
@@ -242,6 +246,7 @@ class VarlenVariant(NamedTuple):
     USE_LEFT: bool
     USE_RIGHT: bool
     USE_SOFTCAP: bool
+    USE_ALIBI: bool
     USE_SINKS: bool
 
 
@@ -321,6 +326,9 @@ def kernel_varlen_attention(
     DTYPE: tl.constexpr = queries.ptr.dtype.element_ty
     # [BLOCK_M, HEAD_SIZE_PADDED]
     q_tile = load_queries(queries, rows, dims, DTYPE)
+    if variant.USE_ALIBI:
+        # [BLOCK_M]
+        slope = tl.load(scores.alibi_slopes_ptr + rows.head, mask=rows.mask, other=0.0).to(tl.float32)
     row_max, row_sum, output = start_softmax(
         scores.sinks_ptr, rows, 0, variant.BLOCK_M, variant.VALUE_SIZE_PADDED, variant.USE_SINKS
     )
@@ -346,6 +354,8 @@ def kernel_varlen_attention(
         score = softmax_scale * tl.dot(q_tile, k_tile, input_precision="ieee")
         if variant.USE_SOFTCAP:
             score = apply_softcap(score, scores.softcap)
+        if variant.USE_ALIBI:
+            score += alibi_bias(slope, key, sequence.context_len)
         mask = (key[None, :] >= seen.begin[:, None]) & (key[None, :] < seen.end[:, None])
         score = tl.where(mask & rows.mask[:, None], score, float("-inf"))
         row_max, row_sum, weights, alpha = online_softmax_update(score, row_max, row_sum)

@@ -22,6 +22,11 @@ _UNDECLARED: Final[frozenset[Feature]] = UNPUBLISHED_FEATURES | {"fp8_q"}
 compute fp8 queries."""
 _OF_CACHES: Final[frozenset[Feature]] = frozenset(("stale_cache", "fp8_kv", "uint8_cache", "large_offsets"))
 """Features of the caches of a case, of which a launcher of packed keys gets none."""
+_OTHER_SLOPES: Final = tuple(
+    frozenset[Feature](("alibi", name)) for name in ("full_mask", "top_left", "lookahead", "lse", "sinks")
+)
+"""Where launchers of packed keys differ in ALiBi: most count from a row's own position, and take the distance of later
+keys without its sign."""
 _NATIVE_ONLY: Final[frozenset[Feature]] = frozenset(("large_offsets",))
 """Features of the caches of a case that a copy in another layout cannot have."""
 
@@ -41,6 +46,7 @@ def domain_of(binding: Binding) -> Domain:
         fp8_q_scales=False,
         usual_scale="softmax_scale" not in binding.parameter_of,
         no_context=_has_no_cache(binding),
+        excluded=_OTHER_SLOPES if FAMILIES[binding.family].cache.is_packed else (),
     )
     return _checked(_limited(own, binding), binding)
 

@@ -319,6 +319,7 @@ VARLEN: Final = Published(
             "top_left": "top_left",
             "window_size": "window",
             "softcap": "softcap",
+            "alibi_slopes": "alibi_slopes",
             "sinks": "sinks",
             "softmax_lse": "lse",
             "tile_size": "tile_size",

@@ -399,7 +399,7 @@ ODDITIES: Final = (
              families=_OWN_ROWS, roles=("window", "window_left window_right")),
     _feature("softcap", "soft cap", form=1.0, tried=(1.0,), compiled=True,
              families=("unified", "extend", "token_decode", "varlen"), roles=("softcap",)),
-    _feature("alibi", "ALiBi slopes", form=AlibiRecipe(), compiled=True, families=_BLOCKS,
+    _feature("alibi", "ALiBi slopes", form=AlibiRecipe(), compiled=True, families=(*_BLOCKS, "varlen"),
              roles=("alibi_slopes",), line="ALiBi"),
     _when("unusual slopes", lambda case: case.alibi not in (None, AlibiRecipe()), {"alibi": AlibiRecipe()}),
     _feature("qq_bias", "bias between new tokens", form=QQBiasRecipe(), compiled=True, families=_UNIFIED,

@@ -15,7 +15,6 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import CounterexampleError
 from fuzz_attn.forensics.explanation import Explanation
-from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 
@@ -51,8 +50,9 @@ def explanation_of(
     name, stated = trusted_call(path, found, target, binding, trust=trust, named=named)
     setup = Setup(name, found.family, backend, memory=memory, binding=stated)
     with IsolatedWorker(setup) as worker:
-        verdict = worker.judge(order_of(found)).verdict
-        if operation_of(found.case).needs_fresh_process:
+        order = order_of(found)
+        verdict = worker.judge(order).verdict
+        if order.in_fresh_process:
             worker.renew()
         answer = worker.judge(
             Order(found.case, found.relation, forensics=True, site=found.verdict.site, healthy=healthy)

@@ -56,19 +56,20 @@ def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[At
         query_lens=query_lens,
         context_lens=context_lens,
     )
-    return (_repacked(changed, tensors, order) if packed else changed), tokens
+    return (_repacked(changed, tensors) if packed else changed), tokens
 
 
-def _repacked(changed: AttentionTensors, tensors: AttentionTensors, order: Sequence[int | None]) -> AttentionTensors:
-    """Return the tensors with packed keys and values in the order of the sequences, and a table of their pages."""
-    used, table = _pages_used(tensors), changed.block_table
-    kept = [tensors.block_table[old, : used[old]].long() for old in order if old is not None]
-    blocks = torch.cat([torch.zeros(0, dtype=torch.int64, device=table.device), *kept])
-    first = 0
-    for row, pages in enumerate(_pages_used(changed)):
-        table[row, :pages] = torch.arange(first, first + pages, device=table.device)
-        first += pages
-    count = max(1, first + tensors.key_cache.shape[0] - sum(used))
+def _repacked(changed: AttentionTensors, tensors: AttentionTensors) -> AttentionTensors:
+    """Return changed tensors with packed keys and values in the order of the pages in their table, which are old ones.
+
+    As many pages as before belong to no sequence.
+    """
+    used, table = _pages_used(changed), changed.block_table
+    rows = [row[:pages] for row, pages in zip(table, used, strict=False)]
+    blocks = torch.cat([torch.zeros(0, dtype=torch.int64, device=table.device), *(row.long() for row in rows)])
+    for row, end in zip(rows, accumulate(used), strict=True):
+        row.copy_(torch.arange(end - len(row), end, device=table.device))
+    count = max(1, len(blocks) + tensors.key_cache.shape[0] - sum(_pages_used(tensors)))
     keys, values = (_with_pages(cache, blocks, count) for cache in (tensors.key_cache, tensors.value_cache))
     return dataclasses.replace(changed, key_cache=keys, value_cache=values)
 
@@ -112,7 +113,7 @@ def cut_by_keys(tensors: AttentionTensors, seed: int) -> tuple[AttentionTensors,
         answers=(),
         reads_packed=(),
     )
-    return changed, tokens
+    return (_repacked(changed, tensors) if tensors.cache_format.is_packed else changed), tokens
 
 
 def with_pages_reversed(tensors: AttentionTensors) -> AttentionTensors:

@@ -22,7 +22,7 @@ from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.case.recipes import CAUSAL, PoisonRecipe, SlotPoison, TablePoison
+from fuzz_attn.case.recipes import CAUSAL, Full, PoisonRecipe, SlotPoison, TablePoison
 from fuzz_attn.errors import CaseError
 
 OWN_FAMILIES: Final[tuple[Family, ...]] = ("unified", "paged", "context", "chunked")
@@ -249,9 +249,8 @@ def _may_be_expanded(case: AttentionCase, domain: Domain) -> bool:
 def _may_be_cut(case: AttentionCase, domain: Domain) -> bool:
     """Return whether the output and its log-sum-exp are sums over keys of the caches, of more than one page."""
     sums = case.lse is not None and case.sinks is None and not is_fp8(case.dtypes.out)
-    plain = case.mask == CAUSAL and not case.window and case.alibi is None and case.qq_bias is None
-    interface = FAMILIES[case.family]
-    if not (sums and plain and all(case.answers)) or interface.packs_new_keys or interface.cache.is_packed:
+    plain = case.mask in (CAUSAL, Full()) and not case.window and case.alibi is None and case.qq_bias is None
+    if not (sums and plain and all(case.answers)) or FAMILIES[case.family].packs_new_keys:
         return False
     return _has_room_twice(case) and any(s.query_len and s.seq_len > case.pages.block_size for s in case.sequences)
 

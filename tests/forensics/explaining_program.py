@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 import fuzz_attn
-from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Setup
 
@@ -28,15 +27,15 @@ TABLES = Path(fuzz_attn.__file__).parent / "mutation" / "seeded" / "tables"
 
 def explained(bug: str, saved: dict[str, Any], backend: Any, scratch: Path, tables: Path) -> dict[str, Any]:
     """Return the explanation of a bug's saved case as plain data, with the processor time that it took."""
-    from fuzz_attn.forensics.explain import explain  # noqa: PLC0415 - after the backend is prepared
-    from fuzz_attn.mutation.seeded.bugs import seeded_bug  # noqa: PLC0415 - as above
+    from fuzz_attn.mutation.seeded.bugs import seeded_bug  # noqa: PLC0415 - after the backend is prepared
     from fuzz_attn.mutation.seeded.edited_kernels import target_with  # noqa: PLC0415 - as above
-    from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
+    from fuzz_attn.operations.registry import operation_of_family  # noqa: PLC0415 - as above
 
+    operation = operation_of_family(saved["family"])
     target = target_with(seeded_bug(tables, bug), saved["family"], scratch)
-    case = msgspec.convert(saved["case"], AttentionCase)
+    case = msgspec.convert(saved["case"], operation.case_type)
     began = time.process_time()
-    explanation = explain(Experiment(case, target, backend), saved.get("relation"))
+    explanation = operation.explain(operation.experiment(case, target, backend), saved.get("relation"))
     return {
         "bug": bug,
         "family": saved["family"],

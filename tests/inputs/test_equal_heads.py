@@ -23,6 +23,13 @@ def test_there_is_at_least_one_equal_head(num_heads: int) -> None:
     assert num_heads == 1 or 0.6 < np.mean(chosen) < 0.95
 
 
+@pytest.mark.parametrize("num_heads", [2, 7, 16, 64])
+def test_few_heads_have_other_weights_each_of_them_in_some_case(num_heads: int) -> None:
+    others = [~equal_heads(case_of(num_heads, seed)) for seed in range(60 * num_heads)]
+    assert {int(each.sum()) for each in others} <= {*range(max(1, num_heads // 16) + 1)}
+    assert np.any(others, axis=0).all()
+
+
 def test_there_is_none_without_the_field() -> None:
     assert not equal_heads(replace(case_of(7, 1), equal_heads=False)).any()
 

@@ -60,6 +60,7 @@ REFUSALS: list[tuple[Arguments, str]] = [
     ({"max_seqlen_k": -1}, "max_seqlen_k=-1 must be at least 0"),
     ({"softmax_scale": math.inf}, "softmax_scale=inf must be a finite number"),
     ({"softcap": -1.0}, "softcap=-1.0 must be at least 0"),
+    ({"alibi_slopes": torch.zeros(3)}, r"alibi_slopes has shape \(3,\), must be \(4\)"),
     ({"sinks": torch.zeros(3)}, r"sinks has shape \(3,\), must be \(4\)"),
     ({"softmax_lse": torch.zeros(6, 4)}, r"softmax_lse has shape \(6, 4\), must be \(4, any\)"),
     ({"softmax_lse": torch.zeros(4, 5)}, r"softmax_lse.shape\[1\]=5 must be at least 6"),
@@ -125,6 +126,19 @@ def test_queries_of_zero_give_the_mean_of_what_they_see(
     torch.testing.assert_close(arguments["out"], means[:, None, None].expand(6, 4, 8))
     sizes = torch.tensor([math.log(len(keys)) if keys else -math.inf for keys in seen])
     torch.testing.assert_close(arguments["softmax_lse"], sizes.expand(4, 6))
+
+
+@pytest.mark.parametrize(("changes", "seen"), [SEEN[0], SEEN[3]], ids=["all", "causal"])
+def test_slopes_count_from_the_first_query_token(changes: Arguments, seen: list[list[int]]) -> None:
+    slopes = torch.tensor([0.0, 0.5, -1.0, 2.0])
+    arguments = called({**changes, "alibi_slopes": slopes})
+    origins = (2, 2, 3, 3, 3, 0)  # key 2 of the batch is the third of 4 keys beside 2 tokens; 2 keys beside 3 tokens
+    for row, (keys, origin) in enumerate(zip(seen, origins, strict=True)):
+        where = torch.tensor(keys, dtype=torch.float32)
+        scores = slopes[:, None] * (where - origin)
+        out = (scores.softmax(-1) * where).sum(-1)
+        torch.testing.assert_close(arguments["out"][row], out[:, None].expand(4, 8))
+        torch.testing.assert_close(arguments["softmax_lse"][:, row], scores.logsumexp(-1))
 
 
 def test_a_sink_joins_the_rows_that_see_a_key() -> None:

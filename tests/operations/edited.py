@@ -1,17 +1,20 @@
-"""Edited: the kernel of an operation with an edit, as a target, and the cases of a round."""
+"""Edited: the kernel of an operation with a seeded bug, as a target, and the cases of a round."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.engine.schedule import play_round
+from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
+from fuzz_attn.mutation.seeded.edited_kernels import target_with
 from fuzz_attn.operations.registry import OPERATIONS, AnyCase, AnyDomain
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.target import Target
+
+TABLES = Path(__file__).parents[2] / "fuzz_attn" / "mutation" / "seeded" / "tables"
 
 
 @cache
@@ -20,19 +23,15 @@ def backend() -> SimulatorBackend:
 
 
 class EditedKernel:
-    """The healthy kernel of an operation, in a module whose launcher has the operation's name."""
+    """The kernel of an operation, which has the name of its only family, and the seeded bugs of it by their names."""
 
-    def __init__(self, name: str, healthy: ModuleType) -> None:
+    def __init__(self, name: str) -> None:
         self.operation = OPERATIONS[name]
-        self._name = name
-        self._source = Path(str(healthy.__file__)).read_text(encoding="utf-8")
+        self.bugs = {bug.name: bug for bug in load_seeded_bugs(TABLES) if name in bug.families}
 
-    def target_with(self, old: str, new: str, folder: Path) -> Target:
-        """Return the kernel with one edit."""
-        assert self._source.count(old) == 1
-        file = folder / "edited.py"
-        file.write_text(self._source.replace(old, new).replace("from .common", "from fuzz_attn.kernels.common"))
-        return self.operation.load_target(f"{file}:{self._name}", self._name, None)
+    def target_with(self, bug: str, folder: Path) -> Target:
+        """Return the kernel with one seeded bug."""
+        return target_with(self.bugs[bug], self.operation.name, folder)
 
     def judged(self, target: Target, case: Any, relation: str | None = None) -> tuple[Verdict, ...]:
         """Return the failed verdicts on a case."""

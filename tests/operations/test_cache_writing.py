@@ -10,12 +10,12 @@ from typing import Any, Final
 import pytest
 import torch
 
-import fuzz_attn.kernels.cache_write as healthy
 from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.errors import TargetError
+from fuzz_attn.kernels.cache_write import cache_write
 from fuzz_attn.kernels.common.contract import ContractError
 from fuzz_attn.operations.cache_write import write_read_back
 from fuzz_attn.operations.cache_write.write_case import WriteCase, WriteDomain, described, key_pool
@@ -23,62 +23,9 @@ from fuzz_attn.operations.registry import operation_of, operation_of_family
 from fuzz_attn.oracle.verdict import Verdict
 from tests.operations.edited import EditedKernel, backend, drawn
 
-KERNEL: Final = EditedKernel("cache_write", healthy)
+KERNEL: Final = EditedKernel("cache_write")
 OPERATION: Final = KERNEL.operation
 DOMAIN: Final = WriteDomain()
-BUGS: Final = {
-    "a skipped token is written": ("mask = (columns < HEAD_SIZE) & (slot >= 0)", "mask = columns < HEAD_SIZE"),
-    "a skipped token goes to the end of page 0": (
-        "slot = tl.load(slot_mapping_ptr + token)\n",
-        "slot = tl.load(slot_mapping_ptr + token)\n    slot = tl.where(slot < 0, page_size - 1, slot)\n",
-    ),
-    "slot 0 is skipped": ("(slot >= 0)", "(slot > 0)"),
-    "pages have 16 slots": ("page = slot // page_size\n    place = slot % page_size",
-                            "page = slot // 16\n    place = slot % 16"),
-    "the place in the page is lost": ("place = slot % page_size", "place = slot * 0"),
-    "the last token is lost": ("[num_tokens, num_kv_heads](", "[max(num_tokens - 1, 1), num_kv_heads]("),
-    "padded rows are written": ("num_tokens = slot_mapping.shape[0]", "num_tokens = num_rows"),
-    "the head stride of keys for values": ("head * value_cache_stride_head + columns",
-                                           "head * key_cache_stride_head + columns"),
-    "the page stride of keys for values": ("page * value_cache_stride_page", "page * key_cache_stride_page"),
-    "places lie densely": ("place * key_cache_stride_slot", "place * key_cache_stride_head * tl.num_programs(1)"),
-    "rows of tokens lie densely": ("token * key_stride_token", "token * key_stride_head * tl.num_programs(1)"),
-    "columns behind the head are written": ("mask = (columns < HEAD_SIZE) &", "mask = (columns < HEAD_BLOCK) &"),
-    "the scale is multiplied": ("numbers / tl.load(scale_ptr)", "numbers * tl.load(scale_ptr)"),
-    "the scale of keys for values": ("as_stored(value, v_scale_ptr, LIMIT)", "as_stored(value, k_scale_ptr, LIMIT)"),
-    "the scale is ignored": ("numbers / tl.load(scale_ptr)", "numbers"),
-    "the scale is rounded": ("tl.load(scale_ptr)", "tl.load(scale_ptr).to(tl.bfloat16).to(tl.float32)"),
-    "clamped to 240, as another e4m3": ("numbers = tl.clamp(quotient, -LIMIT, LIMIT,",
-                                        "numbers = tl.clamp(quotient, -240.0, 240.0,"),
-    "clamped before it is divided": (
-        "quotient = numbers / tl.load(scale_ptr)\n",
-        "quotient = tl.clamp(numbers, -LIMIT, LIMIT) / tl.load(scale_ptr)\n",
-    ),
-    "clamped to the limit of e4m3": ("LIMIT=torch.finfo(key_cache.dtype).max", "LIMIT=torch.finfo(FP8_DTYPES[0]).max"),
-    "32-bit offsets": ("key_to = key_cache_ptr + page * key_cache_stride_page",
-                       "key_to = key_cache_ptr + page.to(tl.int32) * key_cache_stride_page"),
-    "32-bit offsets of keys": ("token * key_stride_token", "token.to(tl.int32) * key_stride_token"),
-    "32-bit offsets of heads": ("head * value_cache_stride_head", "head.to(tl.int32) * value_cache_stride_head"),
-    "by way of float16": ("numbers = values.to(tl.float32)\n    if LIMIT",
-                          "numbers = values.to(tl.float16).to(tl.float32)\n    if LIMIT"),
-    "head 0 for all heads": ("head * value_stride_head", "head * 0"),
-    "keys for values": ("value = tl.load(value_ptr", "value = tl.load(key_ptr"),
-    "own scales are rounded": ("/ LIMIT\n", "/ LIMIT\n    scale = scale.to(tl.bfloat16).to(tl.float32)\n"),
-    "own scales see the largest number only": ("tl.max(tl.abs(numbers), 0)", "tl.max(numbers, 0)"),
-    "own scales for 128": ("tl.max(tl.abs(numbers), 0) / LIMIT", "tl.max(tl.abs(numbers), 0) / 128.0"),
-    "columns behind the head widen the range": ("key_stride_head + columns, mask=mask, other=0.0)",
-                                                "key_stride_head + columns, mask=mask, other=99.0)"),
-    "a row of zeros is divided by its scale": ("tl.where(scale > 0.0, scale, 1.0)", "scale"),
-    "integers are cut": ("tl.floor(quotient + 0.5)", "quotient"),
-    "integers are rounded down": ("tl.floor(quotient + 0.5)", "tl.floor(quotient)"),
-    "own scales of keys for values": ("tl.store(value_scale_to + head * v_scale_cache_stride_head, value_scale,",
-                                      "tl.store(value_scale_to + head * v_scale_cache_stride_head, key_scale,"),
-    "own scales at the strides of the cache": ("page * k_scale_cache_stride_page", "page * key_cache_stride_page"),
-    "own scales of skipped tokens": ("value_scale, mask=slot >= 0)", "value_scale)"),
-    "own scales of one head": ("value_scale_to + head * v_scale_cache_stride_head", "value_scale_to"),
-    "own scales are doubled": ("tl.abs(numbers), 0) / LIMIT", "tl.abs(numbers), 0) / LIMIT * 2.0"),
-}  # fmt: skip
-"""Each bug as an edit of the kernel."""
 
 
 def test_the_healthy_kernel_passes() -> None:
@@ -92,14 +39,14 @@ def test_the_healthy_kernel_passes() -> None:
     assert {name for case, _ in cases for name in OPERATION.all_features_of(case)} == set(OPERATION.features)
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", KERNEL.bugs)
 def test_a_seeded_bug_is_found_within_a_round(name: str, tmp_path: Path) -> None:
-    target = KERNEL.target_with(*BUGS[name], tmp_path)
+    target = KERNEL.target_with(name, tmp_path)
     assert any(KERNEL.judged(target, case, relation) for case, relation in drawn(DOMAIN, 2, 300))
 
 
 def test_a_bug_shrinks_to_one_token_and_one_head(tmp_path: Path) -> None:
-    target = KERNEL.target_with(*BUGS["the scale is multiplied"], tmp_path)
+    target = KERNEL.target_with("write_multiplies_by_the_scale", tmp_path)
     case = WriteCase(9, 3, 80, 24, 2, "bfloat16", "float8_e5m2", 37.0, 18.5, 111.0, True, True, True, 3, 1, True, 3)
     fails: Callable[[Order], bool] = lambda order: bool(KERNEL.judged(target, order.case, order.relation))  # noqa: E731
     assert fails(Order(case))
@@ -269,39 +216,6 @@ def test_each_type_meets_several_page_sizes() -> None:
     assert min(map(len, pages.values())) > 8
 
 
-EXPLAINED: Final = {
-    "a skipped token goes to the end of page 0":
-        "address: key_cache and value_cache: slot 3, which no token has, holds token 0, which is skipped",
-    "slot 0 is skipped": "unwritten: key_cache and value_cache: token 2 is not written to slot 0",
-    "the last token is lost": "unwritten: key_cache and value_cache: token 3 is not written to slot 5",
-    "the scale is multiplied": "scale: key_cache and value_cache: numbers are multiplied with the scale",
-    "the scale is ignored": "scale: key_cache and value_cache: numbers are not divided by the scale",
-    "the scale of keys for values": "scale: value_cache: numbers are divided by the scale of key_cache",
-    "the scale is rounded": "arithmetic: key_cache and value_cache: numbers of token 2 in slot 0 are rounded wrongly",
-    "clamped to 240, as another e4m3": "scale: key_cache and value_cache: numbers are clamped to 240",
-    "by way of float16": "arithmetic: key_cache and value_cache: numbers are rounded to float16 on the way",
-    "head 0 for all heads": "head mapping: value_cache: all heads hold head 0",
-    "own scales are doubled": "scale: k_scale_cache and v_scale_cache: scales are 2 times what they must be",
-    "own scales for 128": "scale: k_scale_cache and v_scale_cache: scales are 0.99219 times what they must be",
-    "own scales of keys for values": "address: v_scale_cache: it holds the numbers of k_scale_cache",
-    "integers are cut": "arithmetic: key_cache and value_cache: numbers of token 1 in slot 4 are rounded wrongly",
-    "keys for values": "address: value_cache: it holds the numbers of key_cache",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", EXPLAINED)
-def test_a_mistake_is_explained(name: str, tmp_path: Path) -> None:
-    target = KERNEL.target_with(*BUGS[name], tmp_path)
-    is_cast = name in ("by way of float16", "head 0 for all heads", "keys for values")
-    has_own_scales = name.startswith(("own scales", "integers"))
-    stored_as: Any = "same" if is_cast else "int8_token_head" if has_own_scales else "float8_e4m3fn"
-    case = WriteCase(4, 4, 64, 4, spare_pages=1, stored_as=stored_as, magnitude=500.0, k_scale=3.3, v_scale=1.1,
-                     shuffled=True, skipped=True, seed=13)  # fmt: skip
-    experiment = OPERATION.experiment(case, target, backend())
-    assert any(not verdict.passed for verdict in OPERATION.failures(experiment, None))
-    assert OPERATION.explain(experiment, None).sentence == EXPLAINED[name]
-
-
 def given() -> dict[str, torch.Tensor]:
     tensors = {name: torch.zeros(3, 2, 16) for name in ("key", "value")}
     caches = {name: torch.zeros(2, 16, 2, 16) for name in ("key_cache", "value_cache")}
@@ -334,4 +248,4 @@ WRONG: Final = {
 @pytest.mark.parametrize("words", WRONG)
 def test_the_contract_names_what_it_refuses(words: str) -> None:
     with pytest.raises(ContractError, match=words):
-        healthy.cache_write(**given() | WRONG[words])
+        cache_write(**given() | WRONG[words])

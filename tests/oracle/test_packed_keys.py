@@ -57,6 +57,9 @@ def looped(arguments: dict[str, Any]) -> tuple[Array, Array]:
                 logits = arguments["softmax_scale"] * (keys @ q[start + row, head])
                 cap = arguments["softcap"]
                 logits = cap * np.tanh(logits / cap) if cap else logits
+                if arguments["alibi_slopes"] is not None:
+                    distances = np.array(seen) - (key_len - (end - start))
+                    logits = logits + float(arguments["alibi_slopes"][head]) * distances
                 sink = [] if arguments["sinks"] is None else [float(arguments["sinks"][head])]
                 top = max([*logits, *sink])
                 total = np.exp([*(logits - top), *(each - top for each in sink)]).sum()

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -23,12 +24,14 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
+    CAUSAL,
     AlibiRecipe,
     ConstantValues,
     Full,
     IntegerValues,
     LevelScores,
     LogSumExp,
+    Mask,
     QQBiasRecipe,
     SinkRecipe,
     TopLeft,
@@ -36,7 +39,10 @@ from fuzz_attn.case.recipes import (
 from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.inputs import transforms
 from fuzz_attn.inputs.page_map import page_map
+from fuzz_attn.inputs.stores import Store
+from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties import bounded_relations
 from fuzz_attn.properties.check import MODULES, check, check_relation
@@ -181,11 +187,30 @@ ELSEWHERE = {"other_family", "causal_bits", "expanded_heads", "cut_by_keys", "ow
 """Relations whose broken targets are below, or in the tests of a log-sum-exp or of named paths."""
 
 
-def test_packed_keys_are_not_cut_as_they_have_no_pages_to_name() -> None:
-    packed = AttentionCase((Sequence(1, 9),), family="varlen", pages=PageLayout(block_size=1), lse=LogSumExp())
-    assert "cut_by_keys" not in relations_of(packed, Domain("varlen"))
-    token = replace(packed, family="token_decode")
-    assert "cut_by_keys" in relations_of(token, Domain("token_decode"))
+@pytest.mark.parametrize("mask", [CAUSAL, Full(), TopLeft()])
+def test_packed_keys_are_cut_where_the_last_token_sees_all_of_them(mask: Mask) -> None:
+    packed = AttentionCase((Sequence(1, 9),), family="varlen", pages=PageLayout(1), lse=LogSumExp(), mask=mask)
+    assert ("cut_by_keys" in relations_of(packed, Domain("varlen"))) == (mask != TopLeft())
+
+
+@pytest.mark.parametrize("block_size", [1, 5])
+def test_packed_keys_that_are_cut_are_those_of_both_halves(block_size: int) -> None:
+    case = AttentionCase(
+        (Sequence(2, 20), Sequence(0, 4), Sequence(3, 9)), family="varlen", pages=PageLayout(block_size)
+    )
+    old, (new, tokens) = materialise(case), transforms.cut_by_keys(materialise(case), 7)
+    assert tokens.tolist() == [1, 4]
+    assert new.cache_format.is_packed
+    for sequence, (first, second) in enumerate(((0, 2), (1, 3))):
+        lengths = [new.context_lens[part] + 1 for part in (first, second)]
+        assert sum(lengths) == case.sequences[2 * sequence].seq_len
+        whole = Store(old).gather(np.array([2 * sequence]), np.arange(sum(lengths))[None])
+        parts = [
+            Store(new).gather(np.array([part]), np.arange(length)[None])
+            for part, length in zip((first, second), lengths, strict=True)
+        ]
+        for axis in range(2):
+            assert torch.equal(torch.cat([part[axis] for part in parts], 2), whole[axis])
 
 
 @pytest.mark.parametrize(("num_kv_heads", "holds"), [(16, True), (96, False)])
@@ -245,9 +270,16 @@ def test_attention_on_expanded_heads_is_the_latent_decodes(monkeypatch: pytest.M
     assert verdict.message.startswith("this project's unified attention on expanded heads: 72 of 72 elements wrong")
 
 
-@pytest.mark.parametrize(("relation", "count", "least"), [("expanded_heads", 30, 0.3), ("cut_by_keys", 80, 0.1)])
-def test_a_latent_decode_passes(relation: str, count: int, least: float) -> None:
-    target, backend, sample = load_target("mla_decode"), SimulatorBackend(), Sample(Random(5))
+@pytest.mark.parametrize(
+    ("family", "relation", "count", "least"),
+    [
+        ("mla_decode", "expanded_heads", 30, 0.3),
+        ("mla_decode", "cut_by_keys", 80, 0.1),
+        ("varlen", "cut_by_keys", 30, 0.1),
+    ],
+)
+def test_a_healthy_kernel_passes(family: str, relation: str, count: int, least: float) -> None:
+    target, backend, sample = load_target(family), SimulatorBackend(), Sample(Random(5))
     domain = target.domain.in_memory()
     keys = [key for key in key_pool(domain) if key.head_size <= 64][:60:6]
     drawn = (sample.draw(cases(domain=domain, keys=keys, variants=1)) for _ in range(1200))

@@ -20,6 +20,7 @@ from fuzz_attn.case.aspects import FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import unpromised
 from fuzz_attn.case.parts import HeadLayout, Sequence
+from fuzz_attn.case.recipes import CAUSAL
 from fuzz_attn.engine.schedule import play_round
 from fuzz_attn.errors import BindingError, TargetError
 from fuzz_attn.inputs.tensors import materialise
@@ -137,6 +138,18 @@ def test_packed_keys_are_the_problem_of_a_signature_without_pages() -> None:
     assert {"full_mask", "lookahead", "softcap"} <= target.domain.features
     assert not {"fewer_keys", "top_left"} & target.domain.features, "what a target must declare"
     assert as_target(function_of(f"{DENSE}, seqused_k=None"), "m").domain.block_sizes != (1,)
+
+
+def test_packed_keys_have_slopes_only_where_all_kernels_mean_the_same() -> None:
+    function = function_of(f"{DENSE}, alibi_slopes=None, sinks=None")
+    drawn: list[AttentionCase] = []
+    play_round(as_target(function, "m").domain, 1, 300, lambda case, _: drawn.append(case))
+    with_slopes = [case for case in drawn if case.alibi is not None]
+    assert with_slopes
+    assert not [case for case in with_slopes if case.mask != CAUSAL or case.sinks is not None]
+    assert any(case.mask != CAUSAL for case in drawn)
+    stated = as_target(function, "m", None, binding_of({"domain": {"excluded": []}}))
+    assert stated.domain.excluded == ()
 
 
 def test_output_is_returned_where_no_parameter_takes_it() -> None:

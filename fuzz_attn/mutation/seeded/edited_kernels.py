@@ -16,8 +16,7 @@ from types import ModuleType
 from typing import Final
 
 from fuzz_attn.mutation.seeded.bugs import SeededBug, edited_copy, seeded_bug
-from fuzz_attn.operations.registry import FamilyName
-from fuzz_attn.targets.loading import load_target
+from fuzz_attn.operations.registry import FamilyName, load_target
 from fuzz_attn.targets.target import Target
 
 PACKAGE: Final = "fuzz_attn.kernels"
@@ -41,7 +40,7 @@ def target_with(bug: SeededBug, family: FamilyName, scratch: Path) -> Target:
     """
     folder = Path(tempfile.mkdtemp(prefix=f"{bug.name}-", dir=scratch)) / "kernels"
     package = _package_in(edited_copy(bug, kernels_folder(), folder))
-    healthy = load_target(family)
+    healthy = load_target(family, family, None)
     module = healthy.call.__module__.removeprefix(PACKAGE)
     edited = import_module(f"{package}{module}")
     return replace(healthy, call=getattr(edited, healthy.call.__name__))

@@ -130,6 +130,9 @@ def _findings(cache: Cache, experiment: WriteExperiment, tensors: WriteTensors) 
             yield fitting[0][0], OR.join(words for _, words in fitting)
             return
         dtype = launched.outputs[cache.name].tensor.dtype
+        if "k_scale_cache" in launched.outputs and _zeros_are_nan(cache):
+            yield "scale", "rows of zeros are divided by their scale, 0"
+            return
         if words := _of_scales(cache) if cache.name in NAMES else _of_limit(cache, dtype):
             yield "scale", words
             return
@@ -158,12 +161,19 @@ def _mistakes(name: str, tensors: WriteTensors) -> Iterator[tuple[Reason, str, E
             "scales follow from the largest number and not from the largest magnitude",
             stored(new.clamp_min(0.0), scale, tensors, name),
         )
+        for narrow in (torch.float16, torch.bfloat16):
+            known = stored(new, scale, tensors, name)
+            rounded = dataclasses.replace(known, value=known.value.to(narrow).double())
+            yield "arithmetic", f"scales are rounded to {str(narrow).removeprefix('torch.')}", rounded
     yield "address", f"it holds the numbers of {other}", stored(others, scale, tensors, name)
     if is_fp8_dtype(tensors.outputs[name].tensor.dtype) and name not in NAMES and len(tensors.outputs) == 2:
         one = torch.ones_like(scale)
         yield "scale", "numbers are not divided by the scale", stored(new, one, tensors, name)
         yield "scale", "numbers are multiplied with the scale", stored(new, one / scale, tensors, name)
         yield "scale", f"numbers are divided by the scale of {other}", stored(new, other_scale, tensors, name)
+        limit = torch.finfo(tensors.outputs[name].tensor.dtype).max
+        words = f"numbers are clamped to {limit:g} before they are divided by the scale"
+        yield "scale", words, stored(new.clamp(-limit, limit), scale, tensors, name)
     for narrow in (torch.float16, torch.bfloat16):
         words = f"numbers are rounded to {str(narrow).removeprefix('torch.')} on the way"
         yield "arithmetic", words, stored(new.to(narrow).to(new.dtype), scale, tensors, name)
@@ -175,6 +185,14 @@ def _of_scales(cache: Cache) -> str:
     ratio = cache.held.cpu()[torch.tensor(cache.slots)[live]] / cache.known.value.cpu()[live]
     low, high = float(ratio.min()), float(ratio.max())
     return f"scales are {factor(low)} times what they must be" if high - low <= ALIKE * low else ""
+
+
+def _zeros_are_nan(cache: Cache) -> bool:
+    """Return whether a cache holds NaN exactly where rows of zeros belong."""
+    live = torch.tensor(cache.slots) != NOWHERE
+    nan = cache.held.cpu()[torch.tensor(cache.slots)[live]].isnan()
+    zeros = (cache.known.value.cpu()[live] == 0.0).all(-1, keepdim=True).expand_as(nan)
+    return bool(nan.any()) and torch.equal(nan, zeros)
 
 
 def _of_limit(cache: Cache, dtype: torch.dtype) -> str:

@@ -1,6 +1,7 @@
 """State explain: what a kernel did wrong in a failing merge, found by computing what typical mistakes would give.
 
-A mistake explains a launch if its own merge gives all elements of the wrong outputs, each within the error bound. The
+A mistake explains a launch if its own merge gives all elements of the wrong outputs, each within the error bound; one
+that also gives those of a right output comes before others. What the sanitizer saw comes before all of them. The
 explanation takes no launch beside the case's own, and one more to see whether empty states are read.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -42,25 +43,35 @@ def explain(experiment: Experiment) -> Explanation:
     assert isinstance(experiment, StateExperiment)
     if experiment.first.error:
         return _unknown("the target raised")
-    right = experiment.reference
-    tensors: StateTensors = experiment.left
-    wrong = {name for name in right if not judge(experiment.first.tensors, {name: right[name]}).passed}
+    if seen := experiment.first.observations:
+        return Explanation((Finding("address", seen[0].message),), launches=1)
+    right, launched = experiment.reference, experiment.first.tensors
+    wrong = {name for name in right if not judge(launched, {name: right[name]}).passed}
     if not wrong:
         return _unknown("the outputs of this launch are right")
+    return _of_outputs(experiment, right, wrong) or _unknown("no typical mistake gives these outputs")
+
+
+def _of_outputs(experiment: StateExperiment, right: Reference, wrong: set[str]) -> Explanation | None:
+    """Return which mistake gives the wrong outputs; None if none is known."""
+    tensors: StateTensors = experiment.left
+    launched: Any = experiment.first.tensors
     found = [
         mistake
         for mistake in _mistakes(tensors, right)
-        if judge(experiment.first.tensors, {name: mistake.reference[name] for name in wrong}).passed
+        if judge(launched, {name: mistake.reference[name] for name in wrong}).passed
     ]
+    found = [mistake for mistake in found if judge(launched, mistake.reference).passed] or found
+    names = " and ".join(sorted(wrong))
     if found:
         words = OR.join(dict.fromkeys(mistake.words for mistake in found))
-        finding = Finding(found[0].reason, f"{' and '.join(sorted(wrong))}: {words}", vague=len(found) > 1)
+        finding = Finding(found[0].reason, f"{names}: {words}", vague=len(found) > 1)
         return Explanation((finding,), launches=1)
     if reads_empty_states(experiment):
-        words = f"{' and '.join(sorted(wrong))}: outputs of states without a key are read"
-        return Explanation((Finding("address", words),), launches=2)
-    small = _of_small_errors(experiment, right, wrong)
-    return small or _unknown("no typical mistake gives these outputs")
+        return Explanation((Finding("address", f"{names}: outputs of states without a key are read"),), launches=2)
+    if maxima := [*_of_maxima(tensors, launched, right, wrong)]:
+        return Explanation((Finding("denominator", f"{names}: {OR.join(maxima)}", vague=len(maxima) > 1),), launches=2)
+    return _of_small_errors(experiment, right, wrong)
 
 
 def _of_small_errors(experiment: StateExperiment, right: Reference, wrong: set[str]) -> Explanation | None:
@@ -115,10 +126,10 @@ def _mistakes(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
             lses = tensors.partial_lses[:, :, head : head + 1].expand_as(tensors.partial_lses)
             other = dataclasses.replace(tensors, partial_lses=lses)
             yield Mistake("head mapping", f"the LSEs of head {head} weigh all heads", merge(other))
-    equal = torch.where(tensors.partial_lses == EMPTY, EMPTY, 0.0)
-    yield Mistake(
-        "denominator", "all states have equal weights", merge(dataclasses.replace(tensors, partial_lses=equal))
-    )
+    equal = merge(dataclasses.replace(tensors, partial_lses=torch.where(tensors.partial_lses == EMPTY, EMPTY, 0.0)))
+    shifted = equal["lse"].value + tensors.partial_lses.double().amax(0)
+    for lse in (right["lse"].value, shifted, equal["lse"].value):
+        yield Mistake("denominator", "all states have equal weights", _with(right, out=equal["out"].value, lse=lse))
     yield from _of_weights(tensors, right)
     yield from _of_roundings(tensors, right)
 
@@ -164,8 +175,50 @@ def _of_weights(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
     yield Mistake(
         "scale", f"weights are powers of {other}, not of {own}", _with(right, out=wrong_base["out"].value, lse=power)
     )
-    never_empty = lse.masked_fill(lse == EMPTY, 0.0)
-    yield Mistake("denominator", "it is 0 and not -inf without any key", _with(right, lse=never_empty))
+    if bool((lse == EMPTY).any()):
+        never_empty = lse.masked_fill(lse == EMPTY, 0.0)
+        yield Mistake("denominator", "it is 0 and not -inf without any key", _with(right, lse=never_empty))
+
+
+def _of_maxima(tensors: StateTensors, launched: StateTensors, right: Reference, wrong: set[str]) -> Iterator[str]:
+    """Yield mistakes of the number that is subtracted from LSEs, which may give infinity and NaN in float32.
+
+    Kernels differ in which maximum they add to the logarithm, and in what they do where all weights underflow.
+    """
+    lses = tensors.partial_lses.double() * math.log(tensors.base)
+    top, empty = lses.amax(0), lses == EMPTY
+    states = tensors.partial_outputs.double().masked_fill(empty[..., None], 0.0)
+    maxima = {
+        "nothing is subtracted from the LSEs": torch.zeros_like(top),
+        "the maximum of the LSEs lacks the last state": _largest(lses[:-1], top),
+        "the maximum of the LSEs lacks the first state": _largest(lses[1:], top),
+        "the maximum of the LSEs is at least 0": top.clamp_min(0.0),
+        "a row without any key is divided by 0": top,
+    }
+    for words, largest in maxima.items():
+        weights = (lses - largest).exp().float().double().masked_fill(empty, 0.0)
+        total = weights.sum(0)
+        none = torch.zeros_like(top, dtype=torch.bool) if largest is top else top == EMPTY
+        out = ((weights[..., None] * states).sum(0) / total[..., None]).masked_fill(none[..., None], 0.0)
+        sums = [(each + total.log()).masked_fill(none, EMPTY) / math.log(tensors.base) for each in (largest, top)]
+        given = {
+            "out": [out, out.masked_fill((total == 0.0)[..., None], 0.0)],
+            "lse": [*sums, *(each.masked_fill(total == 0.0, EMPTY) for each in sums)],
+        }
+        if all(
+            any(_alike(actual, each) and not _alike(right[name].value, each) for each in given[name])
+            for name, actual in ((name, launched.outputs[name].elements) for name in sorted(wrong))
+        ):
+            yield words
+
+
+def _largest(lses: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return lses.amax(0) if len(lses) else torch.full_like(like, EMPTY)
+
+
+def _alike(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return whether numbers are alike as far as a kernel's type and order of sums let them, NaN and infinity too."""
+    return torch.allclose(actual.float(), expected.float(), SMALL, SMALL, equal_nan=True)
 
 
 _LN2: Final = math.log(2.0)

@@ -51,9 +51,10 @@ class Planted(NamedTuple):
 def sample(bugs: Sequence[SeededBug], count: int, seed: int) -> list[tuple[SeededBug, Family]]:
     """Return bugs with one of their families each, in an order in which the families take turns; no bug occurs twice.
 
-    The sample of a smaller ``count`` is the beginning of that of a larger one.
+    The sample of a smaller ``count`` is the beginning of that of a larger one. Bugs of merges and cache writes are in
+    none.
     """
-    random = Random(seed)
+    random, bugs = Random(seed), [bug for bug in bugs if {*bug.families} & {*FAMILIES}]
     of_family: dict[Family, list[tuple[SeededBug, Family]]] = {family: [] for family in FAMILIES}
     for bug in random.sample(bugs, len(bugs)):
         family = random.choice([family for family in FAMILIES if family in bug.families])
