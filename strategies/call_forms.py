@@ -7,7 +7,7 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from fuzz_attn.case.parts import CallForm
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.draws import composite, sampled_from
 
 _OTHER = sampled_from((False,) * 5 + (True,))
 _SCALES: st.SearchStrategy[Literal["vector", "scalar", "expanded", "omitted"]] = sampled_from(

@@ -7,7 +7,7 @@ from typing import Literal
 
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Argument, LaunchHints, NumWarps
-from fuzz_attn.strategies.sampling.lattices import lattice
+from fuzz_attn.strategies.draws import lattice
 
 SEGMENTS = (1, 2, 3, 4, 7, 8, 16, 64, 128)
 """Segments of the 3D path; 2 is the simplest count, with something to merge."""

@@ -7,7 +7,7 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from fuzz_attn.case.recipes import PoisonRecipe, SlotPoison, TablePoison
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.draws import composite, sampled_from
 
 _SLOTS: st.SearchStrategy[SlotPoison] = sampled_from(("nan", "nan", "inf", "negative_inf", "huge"))
 _TABLES: st.SearchStrategy[TablePoison] = sampled_from(("one_past", "negative", "huge", "zero"))

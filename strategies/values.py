@@ -28,8 +28,7 @@ from fuzz_attn.case.recipes import (
     UniformScores,
     ValueRecipe,
 )
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
-from fuzz_attn.strategies.sampling.lattices import indices
+from fuzz_attn.strategies.draws import composite, indices, sampled_from
 
 MAX_OVERRIDES = 3
 SCORES: tuple[ScoreRecipe, ...] = (

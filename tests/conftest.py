@@ -32,7 +32,7 @@ from fuzz_attn.engine.run.preloaded import PROGRAM
 from fuzz_attn.errors import BudgetSpentInterrupt
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.mask_gaps import Explanation
-from fuzz_attn.strategies.sampling.covering_arrays import pairwise
+from fuzz_attn.strategies.covering_arrays import pairwise
 from fuzz_attn.workers.fork_service import fork_server
 
 # No test may fail by chance or on a slow machine: Hypothesis draws the same examples each time, and measures no time.

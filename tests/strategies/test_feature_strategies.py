@@ -24,6 +24,7 @@ from fuzz_attn.case.recipes import (
     QQBiasRecipe,
     SinkRecipe,
 )
+from fuzz_attn.strategies.draws import sampled_from
 from fuzz_attn.strategies.dtypes import dtypes
 from fuzz_attn.strategies.features import (
     HUGE_WINDOW,
@@ -41,7 +42,6 @@ from fuzz_attn.strategies.memory_layouts import layout_pool, memory_layouts
 from fuzz_attn.strategies.pages import block_sizes, page_layouts
 from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.relation_choices import NUM_CHOICES, relation_choices, with_choices
-from fuzz_attn.strategies.sampling.draws import sampled_from
 from fuzz_attn.strategies.values import overrides, score_recipes, value_recipes
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
