@@ -6,5 +6,6 @@
   ``listeners`` count, keep and log events.
 - ``replay`` runs saved counterexamples again.
 - ``isolated_worker`` judges cases in a child process (:mod:`fuzz_attn.workers`), by ``orders``. ``case_judge`` is what
-  that process does, and ``judges`` are other ways to judge a case. All processes are forks of ``run.preloaded``.
+  that process does, and ``closer_look`` says more about a failure that it found. All processes are forks of
+  ``run.preloaded``.
 """

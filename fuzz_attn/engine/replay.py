@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from types import TracebackType
+from typing import Self, TypeAlias
 
 import msgspec
 
@@ -14,16 +15,16 @@ from fuzz_attn.binding.binding import Binding
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
+from fuzz_attn.engine.case_judge import load
+from fuzz_attn.engine.closer_look import explained
 from fuzz_attn.engine.events import Phase
 from fuzz_attn.engine.explainer import EXPLAINING
 from fuzz_attn.engine.failures.confirmation import order_of
 from fuzz_attn.engine.failures.saved import NOT_PROMISED, REFUSES, Played, played
 from fuzz_attn.engine.failures.triage import failures_of
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
-from fuzz_attn.engine.judges.explanation import explained
-from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.orders import Answer, Order, Setup
-from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.errors import BackendError, FuzzAttnError, UnsupportedByBackendError
 from fuzz_attn.operations.registry import FamilyName, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -144,9 +145,6 @@ def replay(
                 on_error(path, error)
 
 
-Worker: TypeAlias = IsolatedWorker | InProcess
-
-
 class _Workers:
     """The worker of each target, started when it is needed first; one that does not start is not tried again."""
 
@@ -205,3 +203,33 @@ def _shown(result: Played) -> Verdict:
     if result.own:
         return result.own[0]
     return result.others[0].answer.verdict if result.others else result.answer.verdict
+
+
+class InProcess:
+    """Judges cases as an isolated worker does, but a crash of the target ends this process, and nothing has a limit.
+
+    Only one backend can be used in a process. Raises :class:`fuzz_attn.errors.FuzzAttnError` on entering where the
+    target or the backend cannot be set up.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    def __enter__(self) -> Self:
+        """Load the target and the backend."""
+        self._judge = load(self.setup)
+        self.ready = self._judge.ready()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Leave the process as it is."""
+
+    def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
+        """Return the answer to an order; raises :class:`BackendError` where the backend cannot run the kernel."""
+        try:
+            return self._judge.judge(order)
+        except UnsupportedByBackendError as error:
+            raise BackendError(f"{error}; try --backend interpreter") from error
+
+
+Worker: TypeAlias = IsolatedWorker | InProcess

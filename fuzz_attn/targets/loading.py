@@ -17,9 +17,8 @@ import msgspec
 
 from fuzz_attn.binding.binding import Binding, Constant, python_value
 from fuzz_attn.binding.matching import match_of
-from fuzz_attn.binding.optional_arguments import arguments_of
 from fuzz_attn.binding.promises import declared, domain_of, stated_features
-from fuzz_attn.binding.signature import DECORATED, signature_of
+from fuzz_attn.binding.signature import DECORATED, arguments_of, signature_of
 from fuzz_attn.errors import BindingError, DomainError, FuzzAttnError, TargetError
 from fuzz_attn.targets.autotuned import configurations_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
