@@ -37,7 +37,7 @@ from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.export.script import WIDTH, exported, wrapped
-from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
+from fuzz_attn.mutation.edited_kernels import kernels_folder
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import relations_of
 from fuzz_attn.strategies.cases import cases

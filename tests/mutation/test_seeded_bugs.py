@@ -9,8 +9,8 @@ import pytest
 
 from fuzz_attn.case.families import Family
 from fuzz_attn.errors import SeededBugError
-from fuzz_attn.mutation.seeded.bugs import Edit, SeededBug, edited_copy, load_seeded_bugs, seeded_bug
-from fuzz_attn.mutation.seeded.edited_kernels import target_with
+from fuzz_attn.mutation.edited_kernels import target_with
+from fuzz_attn.mutation.seeded_bugs import Edit, SeededBug, edited_copy, load_seeded_bugs, seeded_bug
 from fuzz_attn.targets.loading import load_target
 
 ROOT = Path(__file__).parents[2]
