@@ -1,4 +1,4 @@
-"""Replay: runs saved counterexamples again, and reports whether each still fails."""
+"""Replay: runs saved counterexamples again, reports whether each still fails, and explains one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from fuzz_attn.engine.failures.saved import NOT_PROMISED, REFUSES, Played, playe
 from fuzz_attn.engine.failures.triage import failures_of
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
 from fuzz_attn.engine.orders import Answer, Order, Setup
-from fuzz_attn.errors import BackendError, FuzzAttnError, UnsupportedByBackendError
+from fuzz_attn.errors import BackendError, CounterexampleError, FuzzAttnError, UnsupportedByBackendError
+from fuzz_attn.forensics.explanation import Explanation
 from fuzz_attn.operations.registry import FamilyName, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -233,3 +234,46 @@ class InProcess:
 
 
 Worker: TypeAlias = IsolatedWorker | InProcess
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The explanation of a counterexample, and the verdict on its case now, which may have passed."""
+
+    found: Counterexample
+    verdict: Verdict
+    explanation: Explanation
+
+
+def explanation_of(
+    path: Path,
+    *,
+    target: str | None = None,
+    backend: str = "auto",
+    memory: int = 0,
+    trust: bool = True,
+    named: Collection[str] = (),
+    binding: Binding | None = None,
+    healthy: str = "",
+) -> Explained:
+    """Return the explanation of a saved failure on its own target or on another.
+
+    With ``healthy``, a target that is right on the case, it also names the first operation that gives another value
+    there.
+    ``trust`` and ``named`` are those of :func:`replay`. Raises
+    :class:`fuzz_attn.errors.FuzzAttnError` where the file is no counterexample or is not trusted, the target does not
+    load, or its process ends before there is an explanation.
+    """
+    found = counterexample.load(path)
+    name, stated = trusted_call(path, found, target, binding, trust=trust, named=named)
+    setup = Setup(name, found.family, backend, memory=memory, binding=stated)
+    with IsolatedWorker(setup) as worker:
+        verdict = worker.judge(order_of(found)).verdict
+        if operation_of(found.case).needs_fresh_process:
+            worker.renew()
+        answer = worker.judge(
+            Order(found.case, found.relation, forensics=True, site=found.verdict.site, healthy=healthy)
+        )
+        if answer.explanation is None:
+            raise CounterexampleError(f"{path}: could not be explained: {answer.verdict.message or answer.unsupported}")
+        return Explained(found, verdict, answer.explanation)
