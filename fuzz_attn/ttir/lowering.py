@@ -13,6 +13,7 @@ import linecache
 import traceback
 import weakref
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -50,7 +51,10 @@ class Translations:
 
     def __init__(self) -> None:
         self._known: dict[Any, TranslatedFunction] = {}
-        self._generator = translating_generator(self.translated)
+
+    @cached_property
+    def _generator(self) -> type:
+        return translating_generator(self.translated)
 
     def translated(self, value: Any) -> Any:
         """Return the JITFunction of an InterpretedFunction; any other value as it is."""
