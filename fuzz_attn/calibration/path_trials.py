@@ -21,7 +21,7 @@ from fuzz_attn.calibration.easy_cases import case_of, sizes
 from fuzz_attn.case.aspects import FEATURES, Feature, all_features_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import unpromised
-from fuzz_attn.case.parts import MOST_ARGUMENTS
+from fuzz_attn.case.parts import MOST_ARGUMENTS, Sequence
 from fuzz_attn.case.paths import in_words
 from fuzz_attn.errors import BindingError, CaseError, FuzzAttnError
 from fuzz_attn.oracle.comparison import judge
@@ -35,6 +35,9 @@ SECONDS: Final = 12.0
 COARSE: Final = 64.0
 """How many bounds an output may be off with the defaults, as the target's own roundings are not known yet."""
 MOST_SIZES: Final = 6
+MANY_KEYS: Final = 1100
+MANY_NEW_KEYS: Final = 150
+"""Of a sequence whose keys are all new: every one of them is a row too."""
 SHOWN_CHARACTERS: Final = 120
 
 Outcome: TypeAlias = Literal["same", "other", "refused"]
@@ -81,24 +84,29 @@ class _Trials:
         self._target, self._backend = target, backend
         self._until = time.monotonic() + SECONDS
         self._usual: list[Experiment] | None = None
+        self._long: Experiment | None = None
 
     def outcome(self, name: str, value: PathValue) -> tuple[Outcome | None, str]:
         """Return what a value does, and in words why it is no path; None where that cannot be tried."""
         if self._usual is None:
             self._usual = list(self._right_ones())
+            plain = self._usual[0].case if self._usual else None
+            self._long = None if plain is None else self._right(self._with_many_keys(plain))
         if not self._usual or time.monotonic() > self._until:
             return None, ""
         for usual in self._usual:
             outcome, why = self._compared(usual, name, value)
             if outcome != "same":
                 return outcome, why
-        return "same", ""
+        # No argument means another problem from some length on, so a wrong output there is a failure for the campaign
+        # to find. But one that leaves the output to its caller, such as the states of splits, has something to split.
+        return ("same", "") if self._long is None else self._compared(self._long, name, value, wrong=True)
 
     def _right_ones(self) -> Iterator[Experiment]:
         """Yield launches of easy cases that are right with the defaults: a plain one, then with most features."""
-        family = self._target.family
-        for size in islice(sizes(self._target.domain), MOST_SIZES):
-            plain = self._right(case_of("plain", family, size))
+        family, domain = self._target.family, self._target.domain
+        for size in islice(sizes(domain), MOST_SIZES):
+            plain = self._right(self._promised(case_of("plain", family, size)))
             if plain is not None:
                 break
         else:
@@ -113,16 +121,28 @@ class _Trials:
                 alone = self._right(self._with_feature(plain.case, feature))
                 if alone is not None:
                     yield alone
-        if self._target.domain.allows("fp8_kv"):
-            scaled = self._right(case_of("scales", family, size))
+        if domain.allows("fp8_kv"):
+            scaled = self._right(self._promised(case_of("scales", family, size)))
             if scaled is not None:
                 yield scaled
 
+    def _promised(self, case: AttentionCase) -> AttentionCase:
+        """Return the case as it is where a target has no caches without their new tokens."""
+        return case if self._target.domain.allows("stale_cache") else replace(case, stale_cache=False)
+
+    def _with_many_keys(self, case: AttentionCase) -> AttentionCase:
+        """Return the case with so many keys in its first sequence that a launcher splits them, if it ever does."""
+        first, *rest = case.sequences
+        keys = MANY_NEW_KEYS if self._target.domain.no_context else MANY_KEYS
+        query_len = keys if self._target.domain.no_context else first.query_len
+        return replace(case, sequences=(Sequence(query_len, keys - query_len), *rest))
+
     def _with_features(self, case: AttentionCase) -> AttentionCase:
-        """Return the case with as many features of the domain as go together."""
+        """Return the case with as many features of the domain as go together, on the same keys."""
         for name, aspect in FEATURES.items():
             if aspect.has_form and not aspect.virtual:
-                case = self._with_feature(case, name)
+                found = self._with_feature(case, name)
+                case = found if found.sequences == case.sequences else case
         return case
 
     def _with_feature(self, case: AttentionCase, name: Feature) -> AttentionCase:
@@ -147,7 +167,8 @@ class _Trials:
         known = verdict is not None and verdict.kind in ("ok", "mismatch") and _ratio(verdict) <= COARSE
         return experiment if known else None
 
-    def _compared(self, usual: Experiment, name: str, value: PathValue) -> tuple[Outcome, str]:
+    def _compared(self, usual: Experiment, name: str, value: PathValue, *, wrong: bool = False) -> tuple[Outcome, str]:
+        """Return what a value does to a launch, and why it is no path; outputs may be ``wrong`` if they are written."""
         hints = changed(usual.case.launch, arguments=((name, value),))
         other = Experiment(replace(usual.case, launch=hints), self._target, self._backend)
         try:
@@ -161,6 +182,13 @@ class _Trials:
             return "refused", f" is refused: {_short(error)}"
         if other.changed_inputs:
             return "other", f" changes {other.changed_inputs[0]}: a convention or feature that no role names"
+        if wrong:
+            outputs = usual.first.tensors.outputs
+            left = any(
+                bool((its.unwritten & ~outputs[key].unwritten).any())
+                for key, its in other.first.tensors.outputs.items()
+            )
+            return ("other", " leaves an output unwritten: a convention that no role names") if left else ("same", "")
         slack = max(1.0, _ratio(judge(usual.first.tensors, usual.reference)))
         if not agree(usual, other, slack):
             return "other", " changes the result: a convention or feature that no role names"

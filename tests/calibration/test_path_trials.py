@@ -35,6 +35,17 @@ def test_values_that_change_nothing_are_drawn_and_the_others_are_listed() -> Non
     assert refused.startswith("use_unknown=True is refused: raised ValueError: use_unknown needs another GPU at ")
 
 
+def test_an_argument_that_changes_some_problems_only_is_no_path() -> None:
+    ready = ready_of("decode_with_slopes")
+    assert isinstance(ready.domain, Domain)
+    assert {"alibi", "empty_sequences"} <= ready.domain.features
+    assert ready.domain.arguments == (("wide_loads", (True,)),)
+    assert ready.unexercised == (
+        "no_far_slopes=True changes the result: a convention or feature that no role names",
+        "leave_parts=True leaves an output unwritten: a convention that no role names",
+    )
+
+
 def test_bind_lists_paths_and_what_is_not_exercised(capsys: pytest.CaptureFixture[str]) -> None:
     print_binding(ready_of("decode"), Console(width=200))
     lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]

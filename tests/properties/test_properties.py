@@ -22,7 +22,7 @@ from fuzz_attn.case.recipes import PoisonRecipe
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.tensors import materialise
-from fuzz_attn.properties.check import LAUNCH_PROPERTIES, check, comparison_of
+from fuzz_attn.properties.check import LAUNCH_PROPERTIES, all_failures, check, comparison_of
 from fuzz_attn.properties.comparisons import WithinBound, reference_of
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import relations_of, with_other_poison
@@ -85,6 +85,18 @@ def test_finding_of_a_sanitizer_fails(seen: int, more: str, case: AttentionCase,
     verdict = check(Experiment(case, load_target(spec("unified_attention")), backend))
     assert (verdict.property_name, verdict.kind, verdict.wrong) == ("sanitizers", "race", seen)
     assert verdict.message == f"two programs wrote one element{more}"
+
+
+@pytest.mark.parametrize(
+    ("target", "kinds"),
+    [("poison_leaks", ["nan"]), ("last_row_unwritten", ["race", "unwritten"])],
+)
+def test_a_race_that_nan_makes_is_none_of_its_own(
+    target: str, kinds: list[str], case: AttentionCase, spec: Callable[[str], str]
+) -> None:
+    backend = Sanitizing(Observation("race", "two programs wrote one element"))
+    failures = all_failures(Experiment(case, load_target(spec(target)), backend))
+    assert [failure.kind for failure in failures] == kinds
 
 
 class SanitizingSecond(Sanitizing):

@@ -3,6 +3,9 @@
 `wide_loads` chooses how keys are loaded: `broken_decode` then takes one page for the next where a sequence is long.
 `order` chooses the order of keys, which changes no result. `absolute` changes the result, `chunk` is a number of which
 nobody knows the values, and `use_unknown` is refused.
+
+`decode_with_slopes` has two more that change the result of some problems only: of far keys with slopes, and of many
+keys.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -10,6 +13,7 @@ nobody knows the values, and `use_unknown` is refused.
 
 from typing import Literal
 
+import torch
 import triton
 import triton.language as tl
 
@@ -137,3 +141,25 @@ def broken_decode(
     tensors = (query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale)
     flags = {"BACKWARD": order == "backward", "ABSOLUTE": absolute, "BROKEN": wide_loads}
     _decode(*tensors, tile=64 if wide_loads else 16, **flags)
+
+
+def decode_with_slopes(
+    query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale,
+    alibi_slopes=None, wide_loads=False, no_far_slopes=False, leave_parts=False,
+):  # fmt: skip
+    """Do it with slopes; far keys get none with `no_far_slopes`, and `leave_parts` ends before merging."""
+    if leave_parts and int(seq_lens.max()) > 256:
+        return
+    slopes = torch.zeros(query.shape[1]) if alibi_slopes is None else alibi_slopes
+    group = query.shape[1] // key_cache.shape[2]
+    for sequence, length in enumerate(seq_lens.tolist()):
+        positions = torch.arange(length)
+        pages = block_table[sequence, positions // key_cache.shape[1]].long()
+        slots = positions % key_cache.shape[1]
+        keys, values = (cache[pages, slots].float().repeat_interleave(group, 1) for cache in (key_cache, value_cache))
+        scores = torch.einsum("hd,khd->hk", query[sequence].float(), keys) * softmax_scale
+        distances = positions - (length - 1)
+        if no_far_slopes:
+            distances = distances.clamp(min=-1)
+        scores = scores + slopes.float()[:, None] * distances
+        output[sequence] = torch.einsum("hk,khd->hd", scores.softmax(-1), values).to(output.dtype)

@@ -54,14 +54,12 @@ def multiply_high(left: Array, right: Array) -> Array:
     return result
 
 
-def fused_multiply_add(left: Array, right: Array, addend: Array) -> Array:
-    """Return float32 `left * right + addend`, rounded once; float64 is rounded twice.
+def fused_to_odd(left: Array, right: Array, addend: Array) -> Array:
+    """Return `left * right + addend` of at most 32 bits each in float64, such that rounding it again rounds it once.
 
     The product is exact in float64. A sum that is not gets an odd last bit, so that it never looks like the middle
-    between two float32 numbers (Boldo and Melquiond, "When double rounding is odd").
+    between two narrower numbers (Boldo and Melquiond, "When double rounding is odd").
     """
-    if left.dtype == np.float64:
-        return left * right + addend
     product = left.astype(np.float64) * right
     total = np.asarray(product + addend)
     part = total - product
@@ -69,8 +67,15 @@ def fused_multiply_add(left: Array, right: Array, addend: Array) -> Array:
     bits = total.view(np.int64)
     even = np.isfinite(lost) & (lost != 0.0) & (bits & 1 == 0)
     odd = np.where(even, bits + np.where((lost > 0.0) == (total > 0.0), 1, -1), bits)
-    result: Array = odd.view(np.float64).astype(np.float32)
+    result: Array = odd.view(np.float64)
     return result
+
+
+def fused_multiply_add(left: Array, right: Array, addend: Array) -> Array:
+    """Return float32 `left * right + addend`, rounded once; float64 is rounded twice."""
+    if left.dtype == np.float64:
+        return left * right + addend
+    return fused_to_odd(left, right, addend).astype(np.float32)
 
 
 def error_function(values: Array) -> Array:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fuzz_attn.errors import UnknownInstructionError
-from fuzz_attn.simulator.runtime.elementwise import multiply_high, reciprocal_root
+from fuzz_attn.simulator.runtime.elementwise import fused_to_odd, multiply_high, reciprocal_root
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER, STORAGE, cut_to_tf32, from_bits, round_to, to_storage
 
 Array = npt.NDArray[Any]
@@ -329,7 +329,8 @@ def _round(values: Array, element: str) -> Array:
 
 
 def _fused(left: Array, right: Array, addend: Array) -> Array:
-    return left.astype(np.float64) * right + addend
+    wide = left.dtype == np.float64
+    return left * right + addend if wide else fused_to_odd(left, right, addend)
 
 
 def _shift_left(values: Array, count: Array) -> Array:

@@ -94,6 +94,13 @@ def test_exact_instructions(kernels: Any, operation: str) -> None:
     torch.testing.assert_close(out.double(), truth(x, y).double(), rtol=0, atol=0, equal_nan=True)
 
 
+def test_fused_multiply_add_of_assembly_rounds_once(kernels: Any) -> None:
+    # The exact sum is 4 - 5.6e-9 above the lower neighbour and 4 + 5.6e-9 below the upper one: float64 makes it a tie.
+    x = torch.tensor([-5.587935447692871e-09], dtype=torch.float32)
+    y = torch.tensor([-1.2142905485426688e16], dtype=torch.float32)
+    assert _run(kernels.assembly_kernel, "fma", x, y, torch.float32).item() == 67853768.0
+
+
 APPROXIMATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "exp2": lambda x: _flushed(torch.exp2(_flushed(x))),
     "tanh": torch.tanh,
