@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from fuzz_attn.case.domain import missing_feature
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.domain import Domain, missing_feature
 from fuzz_attn.engine.failures.saved import NOT_PROMISED
 from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
@@ -82,7 +83,7 @@ def _on_version(table: Table, launcher: Launcher, version: str, rows: tuple[Row,
     with IsolatedWorker(setup) as worker:
         for row in rows:
             found = table.case(row)
-            lacking = missing_feature(found.case, worker.ready.domain)
+            lacking = _lacking(found.case, worker.ready.domain)
             if lacking:
                 cells.append(Cell(row, version, "absent", NOT_PROMISED.format(lacking)))
                 continue
@@ -94,6 +95,13 @@ def _on_version(table: Table, launcher: Launcher, version: str, rows: tuple[Row,
                 cell = replace(cell, explanation=again.explanation)
             cells.append(cell)
     yield from cells
+
+
+def _lacking(case: AttentionCase, domain: Domain) -> str:
+    """Return the first feature or optional argument of a case that a version lacks, in words."""
+    known = dict(domain.arguments)
+    unknown = (f"the argument {name}" for name, _ in case.launch.arguments if name not in known)
+    return missing_feature(case, domain) or next(unknown, "")
 
 
 def _cell(row: Row, version: str, saved: Verdict, answer: Answer) -> Cell:

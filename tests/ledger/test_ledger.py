@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.parts import Sequence
+from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.case.recipes import QQBiasRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
@@ -195,6 +195,20 @@ def test_a_version_whose_signature_lacks_a_feature_of_the_case(
     assert result.exit_code == 1
     assert result.stdout.splitlines()[-1].split() == ["a-row", "FAILED", "absent", "!"]
     assert "the target does not promise bias between new tokens" in result.stderr
+
+
+@pytest.mark.usefixtures("in_process")
+def test_versions_whose_signature_lacks_an_argument_of_the_case(
+    write: Write, wheels: Callable[[dict[str, str]], None], case: AttentionCase
+) -> None:
+    wheels({"1.0": "last_row_unwritten", "2.0": "unified_attention"})
+    folder = write()
+    path = folder / "cases" / "a-row.json"
+    flagged = msgspec.structs.replace(case, launch=LaunchHints(arguments=(("use_td", True),)))
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexample.load(path), case=flagged)))
+    result = ledger("--replay", "--backend", "interpreter", "--ledger", folder)
+    assert result.stdout.splitlines()[-1].split() == ["a-row", "absent", "!", "absent", "!"]
+    assert "the target does not promise the argument use_td" in result.stderr
 
 
 def test_a_version_that_cannot_be_downloaded(write: Write, wheels: Callable[[dict[str, str]], None]) -> None:
