@@ -62,7 +62,11 @@ def verdict_of(report: RunReport, of: str = "") -> Sentence:
     if not statistics.cases:
         return Sentence("open", f"Nothing judged{of}", refused if statistics.refused else "")
     if statistics.judged_share < LEAST_JUDGED:
-        return Sentence("open", f"Mostly refused: no failure{_others(report)} {among}, {refused}")
+        drawn = statistics.cases + statistics.refused + statistics.not_judged
+        return Sentence(
+            "open",
+            f"Mostly refused: {statistics.refused} of {count(drawn, 'case')}, no failure{_others(report)} {among}",
+        )
     return Sentence("good", f"No failure{_others(report)} {among}", confidence(statistics.cases))
 
 

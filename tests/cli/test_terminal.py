@@ -175,7 +175,7 @@ def test_a_failure_is_named_by_its_cause_and_its_line_is_never_wrapped(width: in
     [
         (100, 0, "No failure in 100 cases of t: at most 0.03 failures per case with 95% confidence (3/n)"),
         (2, 0, "No failure in 2 cases of t: fewer than 30 cases say too little about how often one fails"),
-        (2, 90, "Mostly refused: no failure in 2 cases of t, 90 cases refused"),
+        (2, 90, "Mostly refused: 90 of 92 cases, no failure in 2 cases of t"),
         (0, 90, "Nothing judged of t: 90 cases refused"),
         (0, 0, "Nothing judged of t"),
     ],

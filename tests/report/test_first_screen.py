@@ -87,7 +87,7 @@ def unfinished(every: list[Event]) -> list[Event]:
             "Fewer than 30 cases",
         ),
         (list, 0, "good", "No failure in 3 cases", "Fewer than 30 cases say too little"),
-        (mostly_refused, 0, "open", "Mostly refused: no failure in 3 cases, 40 cases refused", ""),
+        (mostly_refused, 0, "open", "Mostly refused: 40 of 43 cases, no failure in 3 cases", ""),
         (nothing_judged, 0, "open", "Nothing judged", "1 case refused"),
         (cut_short, 0, "bad", "Cut short by an error: no failure in 3 cases", ""),
         (unfinished, 0, "open", "So far: no failure in 3 cases", "Fewer than 30 cases"),
@@ -118,6 +118,22 @@ def test_the_verdict_is_one_sentence(
 def test_the_page_says_what_next(change: Any, failures: int, words: str, run: Callable[..., RunLog], page: Any) -> None:
     text = " ".join(page(run_page([run(change, failures=failures)], 0.0)).text.split())
     assert 0 < text.find(words) < text.rindex("Counters")
+
+
+@pytest.mark.parametrize(("failures", "shown"), [(1, True), (2, False)])
+def test_a_single_failure_stands_below_the_verdict(
+    failures: int, shown: bool, run: Callable[..., RunLog], page: Any
+) -> None:
+    text = " ".join(page(run_page([run(failures=failures)], 0.0)).text.split())
+    first_screen = text[: text.index("Next:")]
+    assert ("Window: words." in first_screen) is shown
+
+
+def test_the_cases_that_failed_are_counted_beside_the_failures(run: Callable[..., RunLog], page: Any) -> None:
+    read = run(failures=2)
+    counted = replace(read.statistics, failing=216)
+    read = dataclasses.replace(read, report=replace(read.report, statistics=counted))
+    assert "seed 9 · 216 cases failed" in page(run_page([read], 0.0)).text
 
 
 def test_failures_have_the_numbers_of_the_terminal(run: Callable[..., RunLog], page: Any) -> None:

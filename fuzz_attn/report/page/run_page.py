@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -95,6 +96,7 @@ def _run(log: RunLog, prefix: str, around: Surroundings) -> dict[str, Any]:
         "target": safe(log.target),
         "verdict": verdict_in_words(log),
         "facts": _facts(log),
+        "cause": _only_cause(failures),
         "next": _next(log, failures),
         "before": around.before.get(log.target, ""),
         "problems": [safe(problem[:1].upper() + problem[1:]) for problem in _problems(log)],
@@ -124,6 +126,14 @@ def _problems(log: RunLog) -> Sequence[str]:
     return report.errors or ([report.reason] if report.reason and not report.refusals and log.finished else [])
 
 
+def _only_cause(failures: Sequence[ShownFailure]) -> str:
+    """Return in words what is wrong where one failure is all, for the place below the verdict."""
+    if len(failures) != 1:
+        return ""
+    reason, title = failures[0].reason, failures[0].title
+    return f"{reason}: {title}" if reason else str(title)
+
+
 def _facts(log: RunLog) -> list[str]:
     """Return in short words how the run was made."""
     statistics = log.statistics
@@ -135,6 +145,7 @@ def _facts(log: RunLog) -> list[str]:
         *began,
         f"{took} on {safe(statistics.backend or 'no backend')}",
         f"seed {statistics.seed}",
+        *([f"{count(statistics.failing, 'case')} failed"] if statistics.failing else []),
     ]
 
 
@@ -147,7 +158,10 @@ def _next(log: RunLog, failures: Sequence[ShownFailure]) -> tuple[str, str]:
     if log.report.problems and statistics.judged_share >= LEAST_JUDGED and statistics.cases:
         return "Read what ended the run, below, and run again.", ""
     if statistics.refused and (not statistics.cases or statistics.judged_share < LEAST_JUDGED):
-        return "Say in a binding what the target takes, so that nothing else is drawn; docs/targets.md says how.", ""
+        words = (
+            "Say in a binding what the target takes, so that nothing else is drawn (docs/targets.md). It is called so:"
+        )
+        return words, f"fuzz-attn bind {shlex.quote(log.target)}"
     if not log.finished or not statistics.cases:
         return "Wait for the end of the run, or give it more time.", ""
     if lines := sections.unseen_lines(log):
@@ -183,7 +197,15 @@ def _covered(log: RunLog) -> dict[str, Any]:
         else None,
         "compile_keys": (number(len(statistics.compile_keys)), sections.keys_drawing(log)),
         "cases": statistics.cases,
+        "not_recorded": not_recorded(log),
     }
+
+
+def not_recorded(log: RunLog) -> str:
+    """Return why a run has no masks."""
+    if log.statistics.backend == "simulator":
+        return "none: no Triton kernel with a mask was launched"
+    return "not recorded: only the simulator sees the masks of Triton kernels"
 
 
 def _details(log: RunLog) -> dict[str, Any]:
@@ -249,7 +271,7 @@ def _coverage(log: RunLog) -> str:
     masks = log.statistics.masks
     if masks:
         return mask_gaps.summary_line(masks, log.target)
-    return "not recorded: only the simulator records masks, and only those of Triton kernels"
+    return not_recorded(log)
 
 
 def _ratios(log: RunLog) -> str:

@@ -47,7 +47,7 @@ def _target(name: str, logs: list[RunLog], place: Path) -> dict[str, Any]:
         "changes": _changes(logs),
         "table": _runs_table(logs, place),
         "figures": list(_figures(logs)),
-        "failures": _failures_table(logs[-_SHOWN_RUNS:], place),
+        "failures": _failures_table(logs[-_SHOWN_RUNS:], len(logs), place),
         "nothing": _nothing(logs),
     }
 
@@ -77,10 +77,16 @@ def _day(log: RunLog) -> str:
     return datetime.fromtimestamp(log.started.time, UTC).strftime("%d %b %H:%M") if log.started else log.folder.name
 
 
+def _numbered(logs: Sequence[RunLog], runs: int) -> list[str]:
+    """Return the day of each of the last of ``runs`` runs behind its number, which the charts have too."""
+    first = runs - len(logs) + 1
+    return [f"{index}: {_day(log)}" for index, log in enumerate(logs, first)]
+
+
 def _runs_table(logs: list[RunLog], place: Path) -> Table:
-    head = ("run", "result", "cases", "cases/s", "open", "known", "regressed", "fixed", "masks seen", "pairs")
-    rows = [_row(log, place) for log in reversed(logs)]
-    return table("Runs, the newest first (UTC)", head, rows, numbers=range(2, len(head)))
+    head = ("run", "began", "result", "cases", "cases/s", "open", "known", "regressed", "fixed", "masks seen", "pairs")
+    rows = [(str(index), *_row(log, place)) for index, log in reversed(list(enumerate(logs, 1)))]
+    return table("Runs, the newest first (UTC)", head, rows, numbers=range(3, len(head)))
 
 
 def _row(log: RunLog, place: Path) -> Row:
@@ -145,8 +151,8 @@ def _states(log: RunLog) -> dict[str, str]:
     return passed | {_name(found): state_of(found) for found in log.report.failures}
 
 
-def _failures_table(logs: list[RunLog], place: Path) -> Table | None:
-    """Return the state of each failure in each run, the newest first; None where there are no failures."""
+def _failures_table(logs: list[RunLog], runs: int, place: Path) -> Table | None:
+    """Return the state of each failure in each of the last of `runs` runs, the newest first, or None."""
     words = _titles(logs)
     if not words:
         return None
@@ -157,7 +163,7 @@ def _failures_table(logs: list[RunLog], place: Path) -> Table | None:
         (what, *(_state(state.get(name), link.get(name, "")) for state, link in zip(states, links, strict=True)))
         for name, what in words.items()
     ]
-    return table("Each failure in each run, the newest first", ("failure", *map(_day, newest)), rows)
+    return table("Each failure in each run, the newest first", ("failure", *reversed(_numbered(logs, runs))), rows)
 
 
 def _titles(logs: Sequence[RunLog]) -> dict[str, str]:
