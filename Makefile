@@ -89,7 +89,7 @@ faults: $(STAMP) ## put faults into copies of the harness, each of which must fa
 
 gpu: $(STAMP) ## run the tests that need a GPU, which compile kernels instead of interpreting them
 	@export TRITON_INTERPRET=0
-	$(BIN)/pytest -n $(GPU_WORKERS) tests/backends/test_on_gpu.py tests/simulator/test_against_gpu.py $(ARGS)
+	$(BIN)/pytest -n $(GPU_WORKERS) tests/backends/test_on_gpu.py tests/backends/test_calls_on_gpu.py tests/simulator/test_against_gpu.py $(ARGS)
 	$(BIN)/pytest tests/engine/mps/test_mps_on_gpu.py $(ARGS)
 
 # Triton 3.6's interpreter, which is the reference here, breaks with numpy 2.4.

@@ -259,7 +259,7 @@ class Campaign:
         single = operation_of(self.ready.domain)
         self._refusals = single.refusals(self.ready.domain)
         random = Random(derived_seed(self.plan.seed, self.plan.shard, -_CALLING))  # noqa: S311 - nothing secret
-        self._calls = CallDraws(single, self.ready.domain, random)
+        self._calls = CallDraws(single, self.ready.domain, random, streams=self.ready.device == "cuda")
         self._journal = Journal(self.plan.run_folder / f"journal-{self.plan.shard}.json")
         broken = False
         try:
@@ -497,8 +497,8 @@ class Campaign:
         if self._covered:
             self._covered.add(order.case.compile_key.number)
         if answer.judged:
-            if not operation_of(order.case).needs_fresh_process:
-                self._refusals.judged(order.case)
+            for case in operation_of(order.case).judged_alone(order.case):
+                self._refusals.judged(case)
             self.emit(self._judged(order, phase, answer, time.monotonic() - started))
         return answer
 
@@ -536,25 +536,25 @@ class Campaign:
         self.emit(CaseRefused(self.plan.shard, phase, order, refusal))
         if phase == "search":
             self.cases -= 1
-            if not operation_of(order.case).needs_fresh_process:
-                self._reduce_refusal(order, refusal)
+            for case in operation_of(order.case).judged_alone(order.case):
+                self._reduce_refusal(case, refusal)
 
-    def _reduce_refusal(self, order: Order, refusal: Refusal) -> None:
+    def _reduce_refusal(self, case: AnyCase, refusal: Refusal) -> None:
         """Find out what else is refused for a reason, unless another process does; that takes hundreds of probes."""
         if self._rounds is None:
-            self._rules_for(order, refusal)
+            self._rules_for(case, refusal)
         elif self._rounds.claim(refusal.site):
             try:
                 self._learn_refusals()
-                for rule in self._rules_for(order, refusal):
+                for rule in self._rules_for(case, refusal):
                     self._rounds.tell(*self._refusals.told(rule))
             finally:
                 self._rounds.release(refusal.site)
 
-    def _rules_for(self, order: Order, refusal: Refusal) -> tuple[Rule, ...]:
+    def _rules_for(self, case: AnyCase, refusal: Refusal) -> tuple[Rule, ...]:
         """Return the rules that a refused case leads to, and report them."""
         probe = partial(self._probe, host_only=refusal.stage == "host")
-        rules = self._refusals.refused(order.case, refusal, probe)
+        rules = self._refusals.refused(case, refusal, probe)
         for rule in rules:
             self.emit(RefusalReduced(self.plan.shard, rule.refusal, rule.words(self._refusals.full)))
         return rules

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -105,7 +104,7 @@ class CaseJudge:
             self.backend.gpu(),
             self.operation.not_drawn(promised, domain, target),
             unexercised=target.unexercised,
-            calls=backend.device == "cpu",  # on a GPU the calls of a case are not yet ordered with their copies
+            calls=True,
         )
 
     def answer(self, message: bytes, send: Send) -> None:
@@ -160,24 +159,20 @@ class CaseJudge:
 
         experiment = operation_of(case).experiment(case, self.target, self.backend, strict=self.strict)
         experiment.learn = self._read_arithmetic
-        single = not operation_of(case).needs_fresh_process
-        if self.strict or not self.target.promised or not single or experiment.refusal is None:
+        if self.strict or not self.target.promised or (refusal := experiment.refusal_alone) is None:
             return experiment
         if self._broken is None or self._broken.target is not self.target:
             self._broken = BrokenPromises(self.target, self.backend)
-        broken = self._broken.by(case, experiment.refusal)
+        broken = self._broken.by(case, refusal)
         return self.operation.experiment(case, self.target, self.backend) if broken else experiment
 
     def _explained(self, experiment: Experiment, order: Order) -> Answer:
         """Return the explanation of a failing case. The masks of its launches are not reported."""
         operation = operation_of(order.case)
-        single = not operation.needs_fresh_process  # calls that run here would leave something for the explanation
-        if single and experiment.refusal is None:  # it is launched: else dots in tf32 would be held to exact bounds
+        if experiment.refusal_alone is None:  # it is launched: else dots in tf32 would be held to exact bounds
             self._read_arithmetic(experiment)
-        if order.site and single:
-            first = experiment.first
-            seen = tuple(sorted(first.observations, key=lambda each: each.site != order.site))
-            experiment.first = dataclasses.replace(first, observations=seen)
+        if order.site:
+            experiment.put_first(order.site)
         explanation = operation.explain(experiment, order.relation)
         if order.healthy:
             first_operation = self._first_operation(experiment, order)

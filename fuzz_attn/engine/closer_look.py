@@ -9,7 +9,6 @@ import msgspec
 
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.forensics.explanation import Explanation
-from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Verdict, Weights
 
 SMALL: Final = 2.0
@@ -21,7 +20,7 @@ def explained(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) 
 
     This takes up to twenty launches. A launch that ends otherwise, for example with a crash, explains nothing.
     """
-    if verdict.passed or operation_of(order.case).needs_fresh_process:
+    if verdict.passed or order.in_fresh_process:
         return verdict
     again = judge(msgspec.structs.replace(order, explain=True)).verdict
     return again if again.what == verdict.what else verdict

@@ -9,7 +9,7 @@ from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.not_drawn import NotDrawn
 from fuzz_attn.case.plain import FileName, Plain
 from fuzz_attn.forensics.explanation import Explanation
-from fuzz_attn.operations.registry import DEFAULT_DOMAIN, AnyCase, AnyDomain, FamilyName, HoldsCases
+from fuzz_attn.operations.registry import DEFAULT_DOMAIN, AnyCase, AnyDomain, FamilyName, HoldsCases, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.refusal import Refusal
 
@@ -85,6 +85,11 @@ class Order(HoldsCases, frozen=True):
     site: str = ""
     healthy: str = ""
     compiled: bool = False
+
+    @property
+    def in_fresh_process(self) -> bool:
+        """Whether the case is about what a process keeps, so that each look at its failure needs one of its own."""
+        return operation_of(self.case).needs_fresh_process
 
     @property
     def only_judges(self) -> bool:

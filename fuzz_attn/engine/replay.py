@@ -268,8 +268,9 @@ def explanation_of(
     name, stated = trusted_call(path, found, target, binding, trust=trust, named=named)
     setup = Setup(name, found.family, backend, memory=memory, binding=stated)
     with IsolatedWorker(setup) as worker:
-        verdict = worker.judge(order_of(found)).verdict
-        if operation_of(found.case).needs_fresh_process:
+        order = order_of(found)
+        verdict = worker.judge(order).verdict
+        if order.in_fresh_process:
             worker.renew()
         answer = worker.judge(
             Order(found.case, found.relation, forensics=True, site=found.verdict.site, healthy=healthy)

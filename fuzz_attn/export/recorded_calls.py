@@ -13,6 +13,8 @@ from fuzz_attn.backends.backend import Backend
 from fuzz_attn.backends.poisoned_scratch import PoisonedScratch
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.operations.calls.call_case import Call as PartOfSequence
+from fuzz_attn.operations.calls.call_case import CallSequence, in_words
 from fuzz_attn.operations.registry import AnyCase
 from fuzz_attn.oracle.reference import Expected, Reference
 from fuzz_attn.properties.check import comparison_of
@@ -157,11 +159,15 @@ class SameRows:
 
 @dataclass(frozen=True)
 class Expectation:
-    """A call, what its outputs must be, and in words how the call differs from the first."""
+    """A call, what its outputs must be, and in words how the call differs from the first or from those before it.
+
+    One of a sequence of calls has a ``part``: what memory it gets, and whether it raises or runs in a second thread.
+    """
 
     call: Call
     outputs: dict[str, WithinBound | SameRows]
     change: str = ""
+    part: PartOfSequence | None = None
 
 
 def expectations(experiment: RecordedExperiment, property_name: str, relation: str | None) -> list[Expectation]:
@@ -183,6 +189,17 @@ def expectations(experiment: RecordedExperiment, property_name: str, relation: s
         rows = None if comparison.tokens is None else tuple(comparison.tokens.tolist())
         return [*found, Expectation(call, dict.fromkeys(tensors.outputs, SameRows(rows)), comparison.change)]
     return [*found, Expectation(call, _within(reference_of(comparison, experiment), tensors), comparison.change)]
+
+
+def expectations_of_calls(sequence: CallSequence, target: Target, backend: Backend) -> list[Expectation]:
+    """Return each call of a sequence; one that must raise has no outputs."""
+    found = []
+    for number, each in enumerate(sequence.calls):
+        experiment = RecordedExperiment(each.case, target, backend)
+        tensors = experiment.first.tensors
+        outputs = {} if each.raises else _within(experiment.reference, tensors)
+        found.append(Expectation(experiment.calls[0], outputs, in_words(sequence, number), each))
+    return found
 
 
 def _within(reference: Reference, tensors: AttentionTensors) -> dict[str, WithinBound | SameRows]:

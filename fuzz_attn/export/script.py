@@ -30,8 +30,10 @@ from fuzz_attn.export.recorded_calls import (
     View,
     WithinBound,
     expectations,
+    expectations_of_calls,
 )
 from fuzz_attn.foreign_files import target_points
+from fuzz_attn.operations.calls.call_case import CallSequence
 from fuzz_attn.operations.registry import FAMILIES, operation_of
 from fuzz_attn.targets.published.place import WheelPlace, place_of
 from fuzz_attn.targets.target import Target
@@ -137,7 +139,8 @@ def script_of(found: Counterexample, expected: list[Expectation], sources: list[
     inline = sum(len(text) for text in data.texts.values()) <= INLINE
     parts = [
         _docstring(found, expected, sources[0]),
-        _runtime(),
+        _runtime("runtime.py"),
+        *([_runtime("runtime_calls.py")] if isinstance(found.case, CallSequence) else []),
         "\n".join(
             _data_lines(data) if inline else ["DATA = from_safetensors(Path(__file__).with_suffix('.safetensors'))"]
         ),
@@ -167,7 +170,7 @@ class _Data:
 def _docstring(found: Counterexample, expected: list[Expectation], source: Source) -> str:
     verdict = found.verdict
     case = [f"  {what}: {words}" for what, words in operation_of(found.case).described(found.case)]
-    second = [f"The second call is {each.change}." for each in expected[1:]]
+    second = [f"The second call is {each.change}." for each in expected[1:] if each.part is None]
     why = [f"Why: {verdict.explanation}"] if verdict.explanation else []
     why += [f"It is {verdict.only_with}."] if verdict.only_with else []
     needs = [f"Needs: {', '.join(found.trigger)}"] if found.trigger else []
@@ -214,9 +217,9 @@ def wrapped(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(plain, WIDTH, subsequent_indent=indent) or [""]
 
 
-def _runtime() -> str:
-    """Return the source of the functions that every script contains, from the first import on."""
-    source = resources.files("fuzz_attn.export").joinpath("runtime.py").read_text(encoding="utf-8")
+def _runtime(file: str) -> str:
+    """Return the source of functions that a script contains, from the first import on."""
+    source = resources.files("fuzz_attn.export").joinpath(file).read_text(encoding="utf-8")
     nodes = ast.parse(source).body
     imports = next(node for node in nodes if isinstance(node, ast.Import))
     return "\n".join(source.splitlines()[imports.lineno - 1 :])
@@ -297,9 +300,13 @@ def _index(index: slice | torch.Tensor) -> str:
 def _main_lines(found: Counterexample, expected: list[Expectation], sources: list[Source]) -> Iterator[str]:
     yield "def main():"
     yield "    chosen = options('Exit with 1 while the kernel is wrong.')"
-    for number, (each, source) in enumerate(zip(expected, sources, strict=True), 1):
-        yield from (f"    {line}" for line in _check_lines(number, each, source))
-    yield f"    wrong = {' or '.join(f'wrong_{index + 1}' for index in range(len(expected)))}"
+    steps = [
+        _Step(number, each, source) for number, (each, source) in enumerate(zip(expected, sources, strict=True), 1)
+    ]
+    for step, following in zip(steps, [*steps[1:], None], strict=True):
+        other = following if following is not None and following.line else None
+        yield from (f"    {line}" for line in step.lines(other))
+    yield f"    wrong = {' or '.join(f'wrong_{step.number}' for step in steps if step.is_judged)}"
     right = "right"
     if _is_seen_by_sanitizers(found):
         right = "The outputs are right. That does not mean that the kernel is."
@@ -316,13 +323,59 @@ def _note(found: Counterexample) -> str:
     return f"Only a memory checker sees this: {found.verdict.message}"
 
 
-def _check_lines(number: int, expected: Expectation, source: Source) -> Iterator[str]:
+class _Step(NamedTuple):
+    """A call in the main function of a script."""
+
+    number: int
+    expected: Expectation
+    source: Source
+
+    @property
+    def line(self) -> int:
+        """The line of the call before at which this one runs in a second thread; 0 if it is one of the first."""
+        return 0 if self.expected.part is None else self.expected.part.alongside
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the call must not raise."""
+        return self.expected.part is None or not self.expected.part.raises
+
+    def lines(self, other: _Step | None) -> Iterator[str]:
+        """Yield the call and what checks it; ``other`` is a call that runs in its middle."""
+        n = self.number
+        if not self.line:  # else the step before has made the call
+            yield from self._memory_lines()
+            function = f"imported(target_{n}, {self.source.needed!r})"
+            if other is not None:
+                yield from other._memory_lines()
+                second = f"call(imported(target_{n + 1}, {other.source.needed!r}), given_{n + 1}, chosen.device)"
+                yield "alongside = []"
+                yield f"function = Meanwhile({other.line}, {function}, lambda: alongside.append({second}))"
+                function = "function"
+            yield f"wrong_{n}, result_{n} = call({function}, given_{n}, chosen.device)"
+        else:
+            yield f"wrong_{n}, result_{n} = alongside[0]"
+        if self.is_judged:
+            yield from _check_lines(n, self.expected)
+
+    def _memory_lines(self) -> Iterator[str]:
+        """Yield the memory and the arguments of the call, in the memory of the call before if the case says so."""
+        n, part = self.number, self.expected.part
+        if self.expected.change:
+            words = "Second call" if part is None else f"Call {n}"
+            yield f"print({f'{words}, {self.expected.change}'!r})"
+        memory = f"Memory(BLOCKS_{n}, DATA, chosen.device, chosen.tight)"
+        shares = part is not None and part.storage != "fresh"
+        yield f"memory_{n} = in_memory_of(memory_{n - 1}, {memory})" if shares else f"memory_{n} = {memory}"
+        yield f"given_{n} = arguments_{n}(memory_{n}.view)"
+        if part is not None and part.storage in ("again", "contents"):
+            yield f"given_{n} = same_tensors(given_{n - 1}, given_{n})"
+        if part is not None and part.raises:
+            yield f"given_{n} = lacking(given_{n}, {part.raises})"
+
+
+def _check_lines(number: int, expected: Expectation) -> Iterator[str]:
     call, n = expected.call, number
-    yield f"memory_{n} = Memory(BLOCKS_{n}, DATA, chosen.device, chosen.tight)"
-    yield f"given_{n} = arguments_{n}(memory_{n}.view)"
-    if number > 1:
-        yield f"print({f'Second call, {expected.change}'!r})"
-    yield f"wrong_{n}, result_{n} = call(imported(target_{n}, {source.needed!r}), given_{n}, chosen.device)"
     yield from _output_lines(n, expected)
     yield f"for name in {list(call.inputs)}:"
     yield f"    if memory_{n}.changed(name):"
@@ -364,15 +417,18 @@ def exported(found: Counterexample, spec: str, binding: Binding | None) -> Scrip
     for a target that does not load or lacks an output of the case, and for an operation that cannot be exported yet.
     """
     operation = operation_of(found.case)
-    if operation.needs_fresh_process:
-        raise FuzzAttnError("a sequence of calls cannot be exported as a script yet: replay the counterexample instead")
     if not operation.is_exported:
         raise FuzzAttnError(f"operation={operation.name!r} cannot be exported yet: replay the counterexample instead")
     # Only for the target: the script chooses its device.
     judge = load(Setup(spec, found.family, "simulator", binding=binding))
     target = judge.target.on_device(TENSOR_CORE_SLACK)
-    experiment = RecordedExperiment(found.case, target, judge.backend)
-    expected = expectations(experiment, found.verdict.property_name, found.relation)
+    if isinstance(found.case, CallSequence):
+        if any(call.stream for call in found.case.calls):
+            raise FuzzAttnError("calls in two streams cannot be exported: replay the counterexample instead")
+        expected = expectations_of_calls(found.case, target, judge.backend)
+    else:
+        experiment = RecordedExperiment(found.case, target, judge.backend)
+        expected = expectations(experiment, found.verdict.property_name, found.relation)
     for each in expected:
         _require_outputs(each)
     sources = [

@@ -17,6 +17,7 @@ from msgspec import Struct
 from fuzz_attn.case.aspect_table import AspectTable
 from fuzz_attn.case.aspects import Aspect
 from fuzz_attn.case.description import Line
+from fuzz_attn.errors import CaseError
 from fuzz_attn.forensics.explanation import Explanation, Finding, FirstOperation
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.properties.relations import Relation
@@ -265,6 +266,10 @@ class Operation(ABC):
         """Return whether an output has an fp8 type."""
         return False
 
+    def judged_alone(self, case: Any) -> tuple[Any, ...]:
+        """Return the cases of which a launch of this one tells what is refused: itself, if it is a single launch."""
+        return (case,)
+
     def is_mostly_virtual(self, case: Any) -> bool:
         """Return whether a tensor of the case has far more addresses than memory, so that a copy of it is too large."""
         return any(each.virtual and each.value(case) for each in self.features.values())
@@ -334,6 +339,13 @@ class Operation(ABC):
     def shorter(self, case: Any, part: int, number: int) -> Lengths | None:
         """Return the shorter cases of one part of the batch, the ``number``-th kind of them; None behind the last."""
         return None
+
+    def with_keys(self, case: Any, number: int) -> Any:
+        """Return a case like this one whose batch is one part of so many keys.
+
+        Raises :class:`fuzz_attn.errors.CaseError` where there is none, or none that is judged in milliseconds.
+        """
+        raise CaseError(f"cases of {self.name} have no keys")
 
     def with_smaller_blocks(self, case: Any) -> Iterator[Callable[[Any], Any]]:
         """Yield changes to smaller blocks of memory, as many as before, of a case that has several of them.

@@ -166,6 +166,16 @@ class Experiment:
         others = (self.launch(case).refusal for case in with_other_data(self.case))
         return refusal if all(others) else None
 
+    @property
+    def refusal_alone(self) -> Refusal | None:
+        """What is refused of the case, if it is a single launch; this launches it."""
+        return self.refusal
+
+    def put_first(self, site: str) -> None:
+        """Let what a sanitizer observed at a line be the first observation of the first launch."""
+        seen = tuple(sorted(self.first.observations, key=lambda each: each.site != site))
+        self.first = dataclasses.replace(self.first, observations=seen)
+
     @cached_property
     def changed_inputs(self) -> list[str]:
         """The names of the inputs that the first launch changed, in their elements or in their padding."""

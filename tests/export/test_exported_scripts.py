@@ -38,6 +38,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.export.script import WIDTH, exported, wrapped
 from fuzz_attn.mutation.edited_kernels import kernels_folder
+from fuzz_attn.operations.calls.call_case import Call, CallSequence
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import relations_of
 from fuzz_attn.strategies.cases import cases
@@ -189,7 +190,7 @@ def save(
     folder: Path,
     name: str,
     spec: str,
-    case: AttentionCase,
+    case: AttentionCase | CallSequence,
     relation: str | None = None,
     *,
     binding: Binding | None = None,
@@ -197,7 +198,8 @@ def save(
 ) -> None:
     """Save a counterexample to be exported."""
     fields = {"property_name": "oracle", "kind": "mismatch", "message": "as it was", **changes}
-    found = counterexample.signed(spec, case.family, relation, case, msgspec.convert(fields, Verdict))
+    family = case.last.family if isinstance(case, CallSequence) else case.family
+    found = counterexample.signed(spec, family, relation, case, msgspec.convert(fields, Verdict))
     found = msgspec.structs.replace(found, binding=binding)
     (folder / f"{name}.json").write_bytes(msgspec.json.encode(found))
 
@@ -235,6 +237,33 @@ def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
         assert text.splitlines()[0].startswith("1 of ")
         assert text.splitlines()[2].split()[:4] == ["0", "0", "1", "77"]
         assert text.endswith("WRONG\n")
+
+
+def test_scripts_of_several_calls_find_what_a_target_keeps(scripts: Path, kernels: Path) -> None:
+    one, other = (AttentionCase((Sequence(1, 3), Sequence(2, last))) for last in (1, 0))
+    keeping = shutil.copy(TARGETS / "keeping_calls.py", kernels)
+    wrong = {
+        "cached_by_pointer": CallSequence((Call(other), Call(one, "contents"))),
+        "cached_by_shape": CallSequence((Call(other), Call(one))),
+        "keeps_scratch": CallSequence((Call(one), Call(one))),
+        "fails_after_an_error": CallSequence((Call(one, raises=1), Call(one))),
+        "shares_scratch": CallSequence((Call(one), Call(other, alongside=6))),
+    }
+    memory = CallSequence((Call(one), Call(one, "again"), Call(other, "contents"), Call(one, "address")))
+    for name, sequence in wrong.items():
+        save(scripts, name, f"{keeping}:{name}", sequence)
+        save(scripts, f"right_{name}", f"{keeping}:right_by_pointer", sequence)
+    save(scripts, "right_memory", f"{keeping}:right_by_pointer", memory)
+    export(scripts)
+    found = results(scripts, kernels, "--device", "cpu")
+    assert {name: status for name, (status, _) in found.items()} == {
+        name: 0 if name.startswith("right") else 1 for name in found
+    }, found
+    assert "Call 2, other arguments, in the same storage\n" in found["cached_by_pointer"][1]
+    in_streams = CallSequence((Call(one), Call(other, alongside=6, stream=True)))
+    save(scripts, "streams", f"{keeping}:right_by_pointer", in_streams)
+    with pytest.raises(FuzzAttnError, match="calls in two streams cannot be exported"):
+        export(scripts)
 
 
 def checkout_in(folder: Path, module: str) -> Path:

@@ -35,7 +35,8 @@ INTRODUCTION: Final = """\
 
 Bugs that people hit in attention kernels and their neighbours, from 2023 to November 2026, as public trackers and logs
 have them. For each: does a case express it, how many drawn cases have what it needs, and is it planted in this
-project's kernels. What is planted is found: `fuzz-attn audit --seeded` and the tests of the operations check that.
+project's kernels, or in a target of `tests/sample_targets` where it is about several calls or configurations. What is
+planted is found: `fuzz-attn audit --seeded` and the tests of the operations and of those targets check that.
 Where a class of bugs is named, such as "a tail", only a note of the issue was read. "Not looked at" means that nobody
 has. `make history` writes this page from `tests/history/history.toml`.
 """

@@ -16,6 +16,7 @@ from tests.operations import test_cache_writing, test_merging_states
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+SAMPLES = ROOT / "tests" / "sample_targets"
 TABLES = ROOT / "fuzz_attn" / "mutation" / "seeded" / "tables"
 OF_OPERATIONS = {"merge_states": test_merging_states.BUGS, "cache_write": test_cache_writing.BUGS}
 SPELLED = {"flashattention": "flash-attention"}
@@ -65,6 +66,10 @@ def test_planted_bugs_exist_and_none_is_missing(bugs: list[dict[str, Any]]) -> N
     for bug in bugs:
         for name in bug["planted"]:
             operation, colon, title = name.partition(": ")
+            if operation == "target":
+                file, _, function = title.partition(":")
+                assert f"\ndef {function}(" in (SAMPLES / file).read_text(encoding="utf-8"), name
+                continue
             assert title in OF_OPERATIONS[operation] if colon else name in seeded, name
     for path in TABLES.glob("*.toml"):
         for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():

@@ -25,6 +25,7 @@ from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.errors import CaseError, CounterexampleError
+from fuzz_attn.operations.calls import call_draws
 from fuzz_attn.operations.calls.call_case import (
     EARLIER,
     OTHER_NUMBERS,
@@ -35,7 +36,14 @@ from fuzz_attn.operations.calls.call_case import (
     calls_of,
     in_words,
 )
-from fuzz_attn.operations.calls.call_draws import SHARE, SHARE_OF_KEEPING, CallDraws
+from fuzz_attn.operations.calls.call_draws import (
+    BOUNDARIES,
+    PAIRS,
+    SHARE,
+    SHARE_AT_FIRST,
+    SHARE_OF_KEEPING,
+    CallDraws,
+)
 from fuzz_attn.operations.calls.lent_memory import Lender
 from fuzz_attn.operations.calls.second_thread import Meanwhile
 from fuzz_attn.operations.merge_states.state_case import StateCase
@@ -44,7 +52,8 @@ from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.keeping import Keeper
 from fuzz_attn.targets.loading import load_target
 
-KEEPING = Path(__file__).parents[1] / "sample_targets" / "keeping_calls.py"
+SAMPLES = Path(__file__).parents[1] / "sample_targets"
+KEEPING = SAMPLES / "keeping_calls.py"
 CASE = AttentionCase((Sequence(1, 3), Sequence(2, 1)))
 OTHER = msgspec.structs.replace(CASE, seed=7)
 LONGER = AttentionCase((Sequence(1, 3), Sequence(2, 0)))
@@ -63,12 +72,25 @@ CAUSES = {
     "fails_after_an_error": "the target does not clean up after an error",
     "shares_scratch": "calls in two threads share something",
 }
-RIGHT = ("right_by_shape", "right_by_pointer", "right_scratch", "right_in_threads", "unified_attention")
+FILES = ("keeping_calls.py", "keeping_in_triton.py")
+RIGHT = tuple(
+    (file, name)
+    for file, names in zip(
+        FILES,
+        (
+            ("right_by_shape", "right_by_pointer", "right_scratch", "right_in_threads", "unified_attention"),
+            ("scratch_of_each_stream", "joins_its_stream", "right_unified"),
+        ),
+        strict=True,
+    )
+    for name in names
+)
 SEQUENCES = (
     *WRONG.values(),
     CallSequence((Call(CASE), Call(CASE, "again"), Call(OTHER, "address"), Call(LONGER, "contents"), Call(CASE))),
     CallSequence((Call(OTHER), Call(CASE, "address"))),
     *(CallSequence((Call(OTHER), Call(LONGER, alongside=line))) for line in (1, 3, 5, 8, 500)),
+    CallSequence((Call(OTHER), Call(LONGER), Call(OTHER), Call(LONGER, alongside=3, stream=True))),
 )
 
 
@@ -93,6 +115,7 @@ def test_a_file_holds_a_sequence() -> None:
         ((Call(CASE), Call(StateCase())), "must be cases of one operation"),
         ((Call(CASE), Call(CASE, raises=1)), "the last call of a sequence must be judged"),
         ((Call(CASE), Call(CASE, "contents", alongside=3)), "must have fresh memory"),
+        ((Call(CASE), Call(CASE, stream=True)), "a call in a second stream must be alongside another one"),
         ((Call(CallSequence((Call(CASE), Call(CASE)))),), "must be cases of one operation"),
     ],
 )
@@ -227,7 +250,7 @@ def judged() -> Iterator[Callable[..., Any]]:
 
     def judge(target: str, case: Any, **asked: Any) -> Any:
         if target not in workers:
-            workers[target] = IsolatedWorker(Setup(f"{KEEPING}:{target}", backend="simulator")).__enter__()
+            workers[target] = IsolatedWorker(Setup(f"{SAMPLES / target}", backend="simulator")).__enter__()
         workers[target].renew()
         return workers[target].judge(Order(case, **asked))
 
@@ -236,27 +259,47 @@ def judged() -> Iterator[Callable[..., Any]]:
         worker.__exit__(None, None, None)
 
 
+@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("name", WRONG)
-def test_what_a_target_keeps_wrongly_fails_and_is_explained(name: str, judged: Callable[..., Any]) -> None:
-    answer = judged(name, WRONG[name])
+def test_what_a_target_keeps_wrongly_fails_and_is_explained(name: str, file: str, judged: Callable[..., Any]) -> None:
+    target = f"{file}:{name}"
+    answer = judged(target, WRONG[name])
     assert not answer.verdict.passed
     assert " of 2, " in answer.verdict.message
-    assert judged(name, WRONG[name].last).verdict.passed
-    explanation = judged(name, WRONG[name], forensics=True).explanation
+    assert judged(target, WRONG[name].last).verdict.passed
+    explanation = judged(target, WRONG[name], forensics=True).explanation
     assert explanation.reason == "earlier call"
     assert explanation.cause == f"earlier call: {CAUSES[name]}"
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_what_a_target_keeps_rightly_passes(name: str, judged: Callable[..., Any]) -> None:
+def test_room_that_grows_one_key_late_fails_over_a_power_of_two(judged: Callable[..., Any]) -> None:
+    operation = operation_of(CASE)
+    below, at, above = (operation.with_keys(CASE, 128 + beyond) for beyond in (-1, 0, 1))
+    target = "keeping_calls.py:grows_one_late"
+    verdict = judged(target, CallSequence((Call(below), Call(at), Call(above)))).verdict
+    assert (verdict.passed, verdict.message.partition(",")[0]) == (False, "call 3 of 3")
+    assert judged(target, CallSequence((Call(above), Call(at), Call(below)))).verdict.passed
+
+
+def test_a_second_call_that_differs_in_one_argument_finds_a_stale_cache(judged: Callable[..., Any]) -> None:
+    target = "keeping_in_triton.py:cached_without_the_scale"
+    sequence = CallSequence((Call(msgspec.structs.replace(CASE, softmax_scale=0.25)), Call(CASE)))
+    verdict = judged(target, sequence).verdict
+    assert (verdict.kind, verdict.message.partition(":")[0]) == ("mismatch", "call 2 of 2, other arguments")
+    explanation = judged(target, sequence, forensics=True).explanation
+    assert explanation.cause == f"earlier call: {CAUSES['cached_by_shape']}"
+
+
+@pytest.mark.parametrize(("file", "name"), RIGHT)
+def test_what_a_target_keeps_rightly_passes(file: str, name: str, judged: Callable[..., Any]) -> None:
     for sequence in SEQUENCES:
-        assert judged(name, sequence).verdict.passed, sequence
+        assert judged(f"{file}:{name}", sequence).verdict.passed, sequence
 
 
 def test_a_call_that_returns_what_an_earlier_one_returned_is_said_to(judged: Callable[..., Any]) -> None:
     one, two = AttentionCase((Sequence(1, 0),)), AttentionCase((Sequence(1, 1),))
     sequence = CallSequence((Call(one), Call(two, "contents")))
-    explanation = judged("cached_by_pointer", sequence, forensics=True).explanation
+    explanation = judged("keeping_calls.py:cached_by_pointer", sequence, forensics=True).explanation
     assert "it returns what call 1 returned, bit for bit" in explanation.words
     assert "right without the earlier calls, with storage of its own, and after the same arguments" in explanation.words
 
@@ -277,8 +320,9 @@ def test_sequences_are_drawn_as_often_as_the_target_keeps_things() -> None:
     draws = CallDraws(operation_of(CASE), Domain(), Random(1))
     cases = [msgspec.structs.replace(CASE, seed=seed) for seed in range(4000)]
     draws.keeps = {"size (lru_cache)"}
-    found = [draws.sequence_of(case) for case in cases]
-    assert sum(sequence is not None for sequence in found) / len(cases) == pytest.approx(SHARE, rel=0.2)
+    assert draws.share == SHARE_AT_FIRST
+    found = [draws.sequence_of(case) for _ in range(5) for case in cases][1000:]
+    assert sum(sequence is not None for sequence in found) / len(found) == pytest.approx(SHARE, rel=0.2)
     draws = CallDraws(operation_of(CASE), Domain(), Random(1))
     draws.keeps = {"_cache (dict)"}
     assert draws.share == SHARE_OF_KEEPING
@@ -290,6 +334,35 @@ def test_sequences_are_drawn_as_often_as_the_target_keeps_things() -> None:
     assert kinds == {"fresh", "again", "contents", "address"}
     assert any(call.raises for sequence in made for call in sequence.calls)
     assert any(call.alongside for sequence in made for call in sequence.calls)
+    assert {len({call.alongside for call in sequence.calls} - {0}) for sequence in made} == {0, PAIRS}
+
+
+def test_kinds_of_sequences_are_drawn_in_turn_over_each_boundary() -> None:
+    draws = CallDraws(operation_of(CASE), Domain(), Random(1))
+    draws.keeps = {"_cache (dict)"}
+    cases = (msgspec.structs.replace(CASE, seed=seed) for seed in range(60000))
+    made = [sequence for case in cases if (sequence := draws.sequence_of(case)) is not None]
+    assert any(call.raises for call in made[0].calls)
+    assert any(call.alongside for call in made[2].calls)
+    lengths = [tuple(call.case.max_seq_len for call in sequence.calls) for sequence in made]
+    over = {(boundary - 1, boundary, boundary + 1)[::step] for boundary in BOUNDARIES for step in (1, -1)}
+    assert over <= set(lengths)
+
+
+def test_lengths_of_heads_that_are_large_stay_below_what_takes_long() -> None:
+    operation, large = operation_of(CASE), msgspec.structs.replace(CASE, heads=HeadLayout(8, 8, 256))
+    with pytest.raises(CaseError, match="a sequence of 4097 keys takes too long"):
+        operation.with_keys(large, 4097)
+    assert operation.with_keys(large, 33).sequences == (Sequence(1, 32),)
+
+
+def test_calls_in_two_streams_are_drawn_where_there_are_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_draws, "IN_STREAMS", 0.5)
+    for streams in (True, False):
+        draws = CallDraws(operation_of(CASE), Domain(), Random(1), streams=streams)
+        cases = (msgspec.structs.replace(CASE, seed=seed) for seed in range(2000))
+        made = [sequence for case in cases if (sequence := draws.sequence_of(case)) is not None]
+        assert any(call.stream for sequence in made for call in sequence.calls) is streams
 
 
 @pytest.mark.parametrize("name", ["cached_by_pointer", "cached_by_shape", "keeps_scratch"])

@@ -1,7 +1,8 @@
 """Paged decodes on a kernel with twelve configurations: right in all of them, or wrong in some.
 
 They are written from the definition of attention. `broken_decode` forgets the last key in one configuration, and to
-rescale its denominator in another. Others forget the last key in three, in the second or in all of them.
+rescale its denominator in another. Others forget the last key in three, in the second or in all of them, or read
+beyond the block table in one.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -74,7 +75,11 @@ def decode_kernel(
         for part in tl.static_range(TILES_AT_ONCE):
             keys = first + part * TILE + tl.arange(0, TILE)
             visible = keys < end
-            page = tl.load(block_table_ptr + seq * stride_table_seq + keys // block_size, mask=visible, other=0)
+            table = block_table_ptr + seq * stride_table_seq + keys // block_size
+            if BROKEN == "beyond" and TILE == 128 and TILES_AT_ONCE == 3:
+                page = tl.where(visible, tl.load(table), 0)
+            else:
+                page = tl.load(table, mask=visible, other=0)
             page, slot = page.to(tl.int64), keys % block_size
             mask = visible[:, None] & inside[None, :]
             key_rows = page * stride_key_block + slot * stride_key_slot + kv_head * stride_key_head
@@ -146,6 +151,11 @@ def first_broken(query, output, key_cache, value_cache, block_table, seq_lens, s
 def second_broken(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale):
     """Do the same, wrong in the second configuration."""
     _decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale, broken="in the second")
+
+
+def reads_beyond(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale):
+    """Do the same, and read beyond the block table in the last configuration."""
+    _decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale, broken="beyond")
 
 
 def always_broken(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale):

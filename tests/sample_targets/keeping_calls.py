@@ -14,10 +14,10 @@ _lengths: dict[int, list[int]] = {}
 _by_shape: dict[tuple[int, int], torch.Tensor] = {}
 _sums: dict[tuple[int, ...], torch.Tensor] = {}
 _seen: dict[int, tuple[Any, int, list[int]]] = {}
-_buffer: dict[str, torch.Tensor] = {}
+_buffers: dict[int, torch.Tensor] = {}
 _room: dict[str, torch.Tensor] = {}
+_keys: dict[str, int] = {}
 _own = threading.local()
-_failed: list[str] = []
 
 
 @wraps(unified_attention)
@@ -52,23 +52,32 @@ def keeps_scratch(**given: Any) -> None:
 
 @wraps(unified_attention)
 def fails_after_an_error(**given: Any) -> None:
-    """Wrong: what a call that raised has noted is still there in the next one."""
-    scale = given["softmax_scale"] * (2.0 if _failed else 1.0)
-    _failed.append("running")
+    """Wrong: what a call that raised has noted in its thread is still there in the next one."""
+    scale = given["softmax_scale"] * (2.0 if getattr(_own, "runs", False) else 1.0)
+    _own.runs = True
     unified_attention(**{**given, "softmax_scale": scale})
-    _failed.clear()
+    _own.runs = False
 
 
 @wraps(unified_attention)
 def shares_scratch(**given: Any) -> None:
     """Wrong: two threads have one buffer for the lengths."""
     lengths = given["seqused_k"]
-    if _room.get("lengths", lengths[:0]).numel() < len(lengths):
+    if "lengths" not in _room or _room["lengths"].numel() < len(lengths):
         _room["lengths"] = torch.empty(2 * len(lengths), dtype=lengths.dtype)
     room = _room["lengths"]
     room[: len(lengths)] = lengths
     scale = given["softmax_scale"] * 1.0
     unified_attention(**{**given, "seqused_k": room[: len(lengths)], "softmax_scale": scale})
+
+
+@wraps(unified_attention)
+def grows_one_late(**given: Any) -> None:
+    """Wrong: room for keys that is made larger one key too late, and never smaller."""
+    longest = given["max_seqlen_k"]
+    if longest > _keys.get("room", -2) + 1:
+        _keys["room"] = max(128, 1 << (longest - 1).bit_length())
+    unified_attention(**{**given, "seqused_k": given["seqused_k"].clamp(max=_keys["room"])})
 
 
 @lru_cache
@@ -96,11 +105,11 @@ def right_by_pointer(**given: Any) -> None:
 
 @wraps(unified_attention)
 def right_scratch(**given: Any) -> None:
-    """Right: a buffer that grows, and is made anew by each call."""
-    if "out" not in _buffer or _buffer["out"].numel() < given["out"].numel():
-        _buffer["out"] = torch.empty(given["out"].numel())
-    out = given["out"]
-    own, rows = _buffer["out"][: out.numel()].view(out.shape).to(out.dtype), int(given["cu_seqlens_q"][-1])
+    """Right: a buffer of each thread that grows, and is made anew by each call."""
+    out, buffer = given["out"], _buffers.setdefault(threading.get_ident(), torch.empty(0))
+    if buffer.numel() < out.numel():
+        buffer = _buffers[threading.get_ident()] = torch.empty(out.numel())
+    own, rows = buffer[: out.numel()].view(out.shape).to(out.dtype), int(given["cu_seqlens_q"][-1])
     own.fill_(float("nan"))
     unified_attention(**{**given, "out": own})
     out[:rows] = own[:rows]

@@ -510,7 +510,7 @@ class FailureLives:
         before = self._living, self._is_beside, self._in_fresh
         self._living, self._is_beside = failure, beside
         found = failure.found
-        self._in_fresh = operation_of(found.case).needs_fresh_process and found.confirmation != "state"
+        self._in_fresh = order_of(found).in_fresh_process and found.confirmation != "state"
         try:
             yield
         finally:
@@ -531,7 +531,7 @@ class FailureLives:
         shown = None
         self._in_fresh = self._in_fresh or second
         if self._shard.ready.calls and (second or not alone):
-            shown = as_sequence(order, failure.failure_class, self, before, share)
+            shown = as_sequence(order, failure.failure_class, answer, self._shard, before, share)
         if shown is not None:
             order, answer, verdict = shown
             self._in_fresh = True

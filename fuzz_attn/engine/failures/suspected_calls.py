@@ -7,6 +7,7 @@ what a sequence says as one case, so that the failure is confirmed, shrunk and n
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
@@ -23,27 +24,32 @@ from fuzz_attn.oracle.verdict import Verdict
 
 EARLIER: Final = 3
 """So many cases of the same compile key that ran before are suspected."""
+LEAST_SECONDS: Final = 12.0
+"""At least so long suspected sequences are tried, a dozen processes: what is not found would be called flaky."""
 
 
 def as_sequence(
-    order: Order, failure_class: str, launches: Launches, before: Sequence[Order], share: Share
+    order: Order, failure_class: str, alone: Answer, launches: Launches, before: Sequence[Order], share: Share
 ) -> tuple[Order, Answer, Verdict] | None:
     """Return a sequence of calls that shows a failure in a fresh process, what it shows there, and the verdict.
 
-    None where none of those shows it that the case and the cases ``before`` it suggest.
+    What is kept wrongly may show in another way in each sequence, so any failure counts that the case does not show
+    ``alone``. None where none of those fails that the case and the cases ``before`` it suggest.
     """
+    other = {"crash", HANG, *map(class_of, failures_of(alone))} - {failure_class}
     if failure_class in ("crash", HANG):
         return None
     *earlier, last = (call.case for call in calls_of(order.case))
     if operation_of(last).is_mostly_virtual(last):
         return None
+    share = Share(max(share.until, time.monotonic() + LEAST_SECONDS), share.launches)
     with contextlib.suppress(ShareSpentInterrupt, CaseError):
         for sequence in suspects(operation_of(last), last, [*reversed(earlier), *islice(_like(last, before), EARLIER)]):
             share.spend()
             suspected = Order(sequence)
             answer = in_fresh_process(suspected, launches)
             for verdict in failures_of(answer):
-                if class_of(verdict) == failure_class:
+                if class_of(verdict) not in other:
                     return suspected, answer, verdict
     return None
 
@@ -68,6 +74,6 @@ def needing_earlier_call(order: Order, answer: Answer, known: KnownFailures) -> 
     None where it may not: it is of a sequence of calls, or shows nothing but other known failures.
     """
     kept, failures = known.needing_earlier_call, failures_of(answer)
-    if kept is None or operation_of(order.case).needs_fresh_process or HANG in map(class_of, failures):
+    if kept is None or order.in_fresh_process or HANG in map(class_of, failures):
         return None
     return None if all(known.matching(order, verdict) is not None for verdict in failures) else kept

@@ -167,7 +167,7 @@ class KnownFailure:
     @property
     def is_kept(self) -> bool:
         """Whether it is confirmed to need an earlier call of the target, which keeps something."""
-        return self.found.confirmation == "confirmed" and operation_of(self.found.case).needs_fresh_process
+        return self.found.confirmation == "confirmed" and Order(self.found.case).in_fresh_process
 
     @property
     def core(self) -> frozenset[str]:

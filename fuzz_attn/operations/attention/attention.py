@@ -30,6 +30,7 @@ from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.case.paths import FIRST_CONFIGURATION, in_words
 from fuzz_attn.case.plain import counted
 from fuzz_attn.case.serving import looks_like_serving
+from fuzz_attn.errors import CaseError
 from fuzz_attn.operations.operation import (
     Active,
     Batch,
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
 FEW: Final = 16
 """The most numbers that a report lists of one tensor."""
 SMALL_PAGES: Final = (2, 1, 4)
+MOST_OF_KEYS: Final = 2**20
+"""Elements of the keys of all query heads of a case that is made with more keys than it was drawn with."""
 
 
 class Attention(Operation):
@@ -230,6 +233,13 @@ class Attention(Operation):
             return replace(case, sequences=tuple(sequences))
 
         return Lengths(low, high, with_length)
+
+    def with_keys(self, case: AttentionCase, number: int) -> AttentionCase:
+        """Return the case with its first sequence only, of so many keys and one new token."""
+        if number * case.heads.num_query_heads * case.heads.head_size > MOST_OF_KEYS:
+            raise CaseError(f"a sequence of {number} keys takes too long")
+        first = self.with_parts(case, (0,)) if case.sequences else case
+        return replace(first, sequences=(Tokens(1, number - 1),))
 
     def with_smaller_blocks(self, case: AttentionCase) -> Iterator[Callable[[AttentionCase], AttentionCase]]:
         """Yield changes to smaller pages, as many as before, where a sequence has more than one."""

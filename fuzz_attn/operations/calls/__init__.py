@@ -2,5 +2,6 @@
 
 - ``call_case`` has the case and its aspects, which are those of the single calls and some of its own.
 - ``lent_memory`` hands a call the memory of the call before, as the case says; ``call_experiment`` runs and judges all.
+- ``second_thread`` and ``second_stream`` let a call run in the middle of another one.
 - ``call_draws`` makes sequences of drawn cases; ``call_sequences`` is the operation itself.
 """

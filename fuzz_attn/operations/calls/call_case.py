@@ -36,13 +36,15 @@ class Call(Plain, frozen=True):
 
     The number says which tensor, counted from the last argument; 0 is none.
     One that is ``alongside`` runs in a second thread in the middle of the call before it: when that has come to so
-    many lines of the target's own code.
+    many lines of the target's own code. In a second ``stream`` of a GPU it is made after that call, whose own stream is
+    held since that line until this one has ended; on a CPU it is only the next call.
     """
 
     case: Any
     storage: Storage = "fresh"
     raises: Annotated[int, Meta(ge=0, le=2**10)] = 0
     alongside: Annotated[int, Meta(ge=0, le=2**20)] = 0
+    stream: bool = False
 
 
 class CallSequence(Plain, frozen=True, tag_field="operation", tag=NAME):
@@ -65,7 +67,9 @@ class CallSequence(Plain, frozen=True, tag_field="operation", tag=NAME):
             raise CaseError("the last call of a sequence must be judged, so it cannot be one that raises")
         for before, call in pairwise(self.calls):
             if call.alongside and (before.alongside or call.storage != "fresh"):
-                raise CaseError("a call of a second thread must have fresh memory, and be alongside one of the first")
+                raise CaseError("a call alongside one must have fresh memory, and be alongside one of the first thread")
+            if call.stream and not call.alongside:
+                raise CaseError("a call in a second stream must be alongside another one")
             if call.storage == "again" and call.case != before.case:
                 raise CaseError("a call with storage='again' must have the case of the call before it")
 
@@ -92,7 +96,7 @@ def calls_of(case: Any) -> tuple[Call, ...]:
 
 def sequence_of(calls: tuple[Call, ...]) -> Any:
     """Return a case of some calls: the case of a single one; the first has fresh memory."""
-    first = replace(calls[0], storage="fresh", alongside=0)
+    first = replace(calls[0], storage="fresh", alongside=0, stream=False)
     if len(calls) == 1 and not first.raises:
         return first.case
     return CallSequence((first, *(_settled(before, call) for before, call in pairwise(calls))))
@@ -157,23 +161,33 @@ def _same_numbers(case: Any) -> Any:
     )
 
 
-def with_flag(case: Any, name: str) -> Any:
-    """Return a case without a second thread (``alongside``) or without calls that raise (``raises``)."""
-    return sequence_of(tuple(replace(call, **{name: 0}) for call in calls_of(case)))
+def without_raising(case: Any) -> Any:
+    """Return a case without calls that raise."""
+    return sequence_of(tuple(replace(call, raises=0) for call in calls_of(case)))
 
 
-def _flag(words: str, name: str, smaller: tuple[Change, ...] = ()) -> Aspect:
+def one_by_one(case: Any) -> Any:
+    """Return a case without a second thread or stream."""
+    return sequence_of(tuple(replace(call, alongside=0, stream=False) for call in calls_of(case)))
+
+
+def _alongside(words: str, *, stream: bool, smaller: tuple[Change, ...] = ()) -> Aspect:
     return Aspect(
         words,
-        lambda case: any(getattr(call, name) for call in calls_of(case)),
-        lambda case, on: case if on else with_flag(case, name),
-        smaller=smaller,
+        lambda case: any(call.alongside and call.stream is stream for call in calls_of(case)),
+        lambda case, on: case if on else one_by_one(case),
+        smaller=(*smaller, *(partial(_alongside_at, line=line) for line in range(1, 12))),
     )
 
 
 def _alongside_at(case: Any, line: int) -> Any:
-    """Return a case whose second thread runs at another line."""
+    """Return a case whose second thread or stream runs at another line."""
     return sequence_of(tuple(replace(call, alongside=line) if call.alongside else call for call in calls_of(case)))
+
+
+def _in_thread(case: Any) -> Any:
+    """Return a case with a second thread in the place of a second stream."""
+    return sequence_of(tuple(replace(call, stream=False) for call in calls_of(case)))
 
 
 EARLIER: Final = "an earlier call"
@@ -184,11 +198,17 @@ OTHER_ARGUMENTS: Final = "calls with different arguments"
 OTHER_NUMBERS: Final = "calls with different numbers"
 AFTER_ERROR: Final = "an earlier call that raises"
 SECOND_THREAD: Final = "a call in a second thread"
+SECOND_STREAM: Final = "a call in a second stream"
 
 OWN: Final = (
     Aspect(EARLIER, lambda case: len(calls_of(case)) > 1, lambda case, on: case if on else calls_of(case)[-1].case),
-    _flag(AFTER_ERROR, "raises"),
-    _flag(SECOND_THREAD, "alongside", tuple(partial(_alongside_at, line=line) for line in range(1, 12))),
+    Aspect(
+        AFTER_ERROR,
+        lambda case: any(call.raises for call in calls_of(case)),
+        lambda case, on: case if on else without_raising(case),
+    ),
+    _alongside(SECOND_STREAM, stream=True, smaller=(_in_thread,)),
+    _alongside(SECOND_THREAD, stream=False),
     _of_storage(SAME_ADDRESS, "address", "contents"),
     _of_storage(SAME_STORAGE, "contents"),
     _of_storage(SAME_TENSORS, "again"),
@@ -253,6 +273,9 @@ def _with_few_parts(case: Any, *, parts: Callable[[Any], int], with_parts: Calla
     return mapped(case, fewer)
 
 
+_IN_THREAD: Final = ", in a second thread in the middle of the first"
+
+
 def in_words(case: Any, number: int) -> str:
     """Return what the call at a place is to those before it, in words."""
     calls = calls_of(case)
@@ -260,9 +283,11 @@ def in_words(case: Any, number: int) -> str:
     if call.raises:
         return "which lacks a tensor, so that the target must raise"
     if not number:
-        return "the first" + ", with the second in its middle" * any(each.alongside for each in calls[1:2])
+        in_middle = any(each.alongside and not each.stream for each in calls[1:2])
+        return "the first" + ", with the second in its middle" * in_middle
     before = calls[number - 1]
-    thread = ", in a second thread in the middle of the first" * bool(call.alongside)
+    where = ", in a second stream while that of the one before is held" if call.stream else _IN_THREAD
+    thread = where * bool(call.alongside)
     after = "after one that raised, " * bool(before.raises)
     return f"{after}{_memory_words(before, call)}{thread}"
 

@@ -11,8 +11,9 @@ import torch
 
 from fuzz_attn.backends.backend import Backend
 from fuzz_attn.errors import UnsupportedByBackendError
-from fuzz_attn.operations.calls.call_case import CallSequence, positions
-from fuzz_attn.operations.calls.lent_memory import Lender
+from fuzz_attn.operations.calls.call_case import Call, CallSequence, positions
+from fuzz_attn.operations.calls.lent_memory import Lender, Middle
+from fuzz_attn.operations.calls.second_stream import FirstStream
 from fuzz_attn.operations.calls.second_thread import Meanwhile
 from fuzz_attn.operations.operation import Operation
 from fuzz_attn.oracle.verdict import Verdict
@@ -57,6 +58,14 @@ class CallExperiment(Experiment):
         return self.judged.refusal
 
     @property
+    def refusal_alone(self) -> Refusal | None:
+        """Nothing: calls that run before they are judged would leave something."""
+        return None
+
+    def put_first(self, site: str) -> None:
+        """Leave the observations as they are: those of a call are said in the order in which it made them."""
+
+    @property
     def first(self) -> Launch:
         """The launch of the call that decides: the first that fails, else the last."""
         return self.judged.launch
@@ -69,12 +78,11 @@ class CallExperiment(Experiment):
         experiments = [self._of(call.case) for call in calls]
         judged, any_judged = None, False
         for number, (call, experiment) in enumerate(zip(calls, experiments, strict=True)):
-            following = calls[number + 1] if number + 1 < len(calls) else None
-            if not call.alongside:
-                meanwhile = None
-                if following is not None and following.alongside:
-                    meanwhile = Meanwhile(following.alongside, partial(self._alongside, experiments[number + 1]))
-                self._lender.prepare(call.storage, raises=call.raises, meanwhile=meanwhile)
+            if not self._is_alongside(call):
+                middle = None
+                if number + 1 < len(calls) and self._is_alongside(calls[number + 1]):
+                    middle = self._middle(calls[number + 1], experiments[number + 1])
+                self._lender.prepare(call.storage, raises=call.raises, middle=middle)
             if call.raises:
                 self._raise(experiment)
                 continue
@@ -101,9 +109,20 @@ class CallExperiment(Experiment):
             experiment.place = self.backend.device  # else the call would get copies, in memory of their own
         return experiment
 
-    def _alongside(self, experiment: Experiment) -> None:
+    def _is_alongside(self, call: Call) -> bool:
+        """Return whether a call runs in the middle of the one before it; a CPU has no streams."""
+        return bool(call.alongside) and not (call.stream and self.backend.device == "cpu")
+
+    def _middle(self, call: Call, experiment: Experiment) -> Middle:
+        """Return what lets a call run in the middle of the one before it."""
+        if not call.stream:
+            return Meanwhile(call.alongside, partial(self._alongside, experiment, None))
+        first = FirstStream(call.alongside, lambda: self._alongside(experiment, first.second))
+        return first
+
+    def _alongside(self, experiment: Experiment, middle: Middle | None) -> None:
         """Launch a call in the middle of another one."""
-        self._lender.prepare("fresh")
+        self._lender.prepare("fresh", middle=middle)
         # Python 3.11 keeps other threads from a cached property while one thread computes it for another object.
         first: Any = vars(Experiment)["first"]
         vars(experiment)["first"] = first.func(experiment)

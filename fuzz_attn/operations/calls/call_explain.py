@@ -20,10 +20,11 @@ from fuzz_attn.operations.calls.call_case import (
     SHARED,
     CallSequence,
     calls_of,
+    one_by_one,
     positions,
     sequence_of,
-    with_flag,
     with_storage,
+    without_raising,
 )
 from fuzz_attn.operations.calls.call_experiment import CallExperiment
 from fuzz_attn.workers.fork import run_in_fork
@@ -33,6 +34,7 @@ KINDS: Final = {
     "shape": "the target keeps something by shape or arguments, and uses it for other tensors",
     "memory": "the target does not make anew what an earlier call has left",
     "threads": "calls in two threads share something",
+    "streams": "calls in two streams share something, or run in another stream than the current one",
     "error": "the target does not clean up after an error",
 }
 """What may be wrong, by what the failure needs."""
@@ -57,10 +59,12 @@ def explain(experiment: CallExperiment) -> Explanation:
     if whole is None or not whole.failed:
         return Explanation((Finding("unknown", "the sequence of calls did not fail again"),), launches=len(case.calls))
     number = whole.number
-    case = CallSequence(case.calls[: number + 1]) if number else case
+    until = number + 1 + any(call.alongside for call in case.calls[number + 1 : number + 2])
+    case = CallSequence(case.calls[:until]) if number else case
     facts = f"it returns what call {whole.same_as} returned, bit for bit" if whole.same_as else "it is wrong"
-    right = [words for words, changed in _parts(case) if _passes(experiment, changed)]
-    alone = f", but right {ranged(right)}" if right else ""
+    forks = experiment.backend.device != _PARENT_MUST_NOT_FORK
+    right = [words for words, changed in _parts(case) if not forks or _passes(experiment, changed)]
+    alone = f", but right {ranged(right)}" if right and forks else ""
     kind = KINDS[_kind(case, right)]
     words = f"{kind}: {list(positions(case))[number]}: {facts}{alone}"
     return Explanation((Finding("earlier call", words, cause=f"earlier call: {kind}"),), launches=6)
@@ -81,9 +85,9 @@ def _parts(case: CallSequence) -> list[tuple[str, CallSequence | object]]:
     """Return cases that lack something of a sequence, each with what its last call is like there."""
     changes: list[tuple[str, Callable[[], object]]] = [("without the earlier calls", lambda: case.last)]
     if any(call.alongside for call in case.calls):
-        changes.append((ONE_BY_ONE, lambda: with_flag(case, "alongside")))
+        changes.append((ONE_BY_ONE, lambda: one_by_one(case)))
     if any(call.raises for call in case.calls):
-        changes.append((WITHOUT_ERROR, lambda: with_flag(case, "raises")))
+        changes.append((WITHOUT_ERROR, lambda: without_raising(case)))
     if any(call.storage != "fresh" for call in case.calls):
         changes.append((OWN_STORAGE, lambda: _with_fresh(case)))
     for words, name in (("after the same arguments", OTHER_ARGUMENTS), ("after the same numbers", OTHER_NUMBERS)):
@@ -106,6 +110,9 @@ def _with_fresh(case: CallSequence) -> object:
 
 
 def _kind(case: CallSequence, right: list[str]) -> str:
+    """Return what may be wrong, from the words for what a sequence is right without."""
+    if ONE_BY_ONE in right and any(call.stream for call in case.calls):
+        return "streams"
     for words, kind in ((ONE_BY_ONE, "threads"), (WITHOUT_ERROR, "error"), (OWN_STORAGE, "address")):
         if words in right:
             return kind
@@ -118,7 +125,7 @@ def _passes(experiment: CallExperiment, case: object) -> bool:
 
 
 def _result(experiment: CallExperiment, case: object) -> Result | None:
-    """Return what a case comes to, in a fork; None where that did not end as it should, or this process cannot fork."""
+    """Return what a case comes to, in a fork where this process can; None where that did not end as it should."""
     backend = experiment.backend
     if backend.device == _PARENT_MUST_NOT_FORK:
         return _run(experiment, case)

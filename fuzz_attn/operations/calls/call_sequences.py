@@ -21,6 +21,7 @@ from fuzz_attn.operations.calls.call_case import (
     SAME_ADDRESS,
     SAME_STORAGE,
     SAME_TENSORS,
+    SECOND_STREAM,
     SECOND_THREAD,
     CallSequence,
     lifted,
@@ -49,6 +50,7 @@ SIGNED: Final = {
     SAME_STORAGE: "same_storage",
     SAME_ADDRESS: "same_address",
     AFTER_ERROR: "after_error",
+    SECOND_STREAM: "second_stream",
     SECOND_THREAD: "second_thread",
     EARLIER: "earlier_call",
 }
@@ -69,6 +71,7 @@ class CallSequences(Operation):
         self.aspects = table_of(single.aspects, single.parts, single.with_parts)  # type: ignore[misc]
         self.features: Mapping[str, Aspect] = {name: lifted(each) for name, each in single.features.items()}  # type: ignore[misc]
         self.poisons = single.poisons  # type: ignore[misc]
+        self.is_exported = single.is_exported  # type: ignore[misc]
         self.fp8_output = single.fp8_output  # type: ignore[misc]
         self.domain_type = single.domain_type  # type: ignore[misc]
 
@@ -120,6 +123,10 @@ class CallSequences(Operation):
     def has_fp8_output(self, case: CallSequence) -> bool:
         """Return whether an output has an fp8 type."""
         return self.single.has_fp8_output(case.last)
+
+    def judged_alone(self, case: CallSequence) -> tuple[Any, ...]:
+        """Return nothing: a call may be refused for what an earlier one has left."""
+        return ()
 
     def is_mostly_virtual(self, case: CallSequence) -> bool:
         """Return whether a tensor of a call has far more addresses than memory."""
@@ -203,6 +210,10 @@ class CallSequences(Operation):
             if lengths is not None and lengths.low <= length <= lengths.high:
                 calls[place] = replace(calls[place], case=lengths.resized(length))
         return sequence_of(tuple(calls))
+
+    def with_keys(self, case: CallSequence, number: int) -> Any:
+        """Return the case with one part of so many keys in each call."""
+        return mapped(case, lambda single: self.single.with_keys(single, number))
 
     def with_smaller_blocks(self, case: CallSequence) -> Iterator[Callable[[Any], Any]]:
         """Yield changes of all calls to smaller blocks of memory."""

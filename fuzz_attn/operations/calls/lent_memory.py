@@ -11,14 +11,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from fuzz_attn.inputs.storage import storage_of
 from fuzz_attn.operations.calls.call_case import Storage
-from fuzz_attn.operations.calls.second_thread import Meanwhile
 
 LARGEST: Final = 2**26
 """Bytes of a storage that is lent. One that is larger may mostly be addresses without memory, and is given as it is."""
@@ -26,24 +25,48 @@ _OWN_REFERENCES: Final = 2
 """References to memory that no tensor uses: that of its block, and that of the call which counts them."""
 
 
-class Block:
-    """Memory that is lent, as bytes. On the host, a numpy array below the tensor tells whether a target uses it."""
+class Middle(Protocol):
+    """Where a call runs, and what happens in its middle."""
+
+    def around(self, call: Callable[[], Any]) -> Any:
+        """Return the result of a call."""
+
+
+class DeviceMemory:
+    """Memory of a GPU, which tensors use that torch makes of CUDA's array interface; each of them refers to it.
+
+    It is not taken with ``torch.empty``: while a target runs, that gives a part of a larger memory between guards.
+    """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self._size, self._device = size, device
-        self._memory = np.empty(size, np.uint8) if device.type == "cpu" else None
+        self._taken = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (self._taken.data_ptr(), False),
+            "version": 2,
+        }
+
+
+class Block:
+    """Memory that is lent, as bytes. An object below the tensor tells by its references whether a target uses it."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._device = device
+        self._memory = np.empty(size, np.uint8) if device.type == "cpu" else DeviceMemory(size, device)
         self.bytes = self._new()
+        self.is_filled = False
 
     def _new(self) -> torch.Tensor:
-        """Return a new storage: over the same memory, or what the allocator of a device gives."""
-        if self._memory is not None:
+        """Return a new storage over the same memory."""
+        if isinstance(self._memory, np.ndarray):
             return torch.from_numpy(self._memory)
-        return torch.empty(self._size, dtype=torch.uint8, device=self._device)
+        return torch.as_tensor(self._memory, device=self._device)  # which is no copy: it is there
 
     def free(self) -> bool:
         """Let new tensors have the memory; return whether that is possible, because no tensor has it any more."""
         self.bytes = torch.empty(0)
-        free = self._memory is None or sys.getrefcount(self._memory) <= _OWN_REFERENCES
+        free = sys.getrefcount(self._memory) <= _OWN_REFERENCES
         self.bytes = self._new()
         return free
 
@@ -65,30 +88,34 @@ class Lender:
         self._given: dict[str, Given] = {}
         self._in_use: list[Block] = []
         """Blocks of earlier calls, whose addresses no tensor of a later one gets."""
-        self._next: tuple[Storage, int, Meanwhile | None] | None = None
+        self._next: tuple[Storage, int, Middle | None] | None = None
 
-    def prepare(self, storage: Storage, *, raises: int = 0, meanwhile: Meanwhile | None = None) -> None:
-        """Let the next call have memory of a kind, and something happen in its middle.
+    def prepare(self, storage: Storage, *, raises: int = 0, middle: Middle | None = None) -> None:
+        """Let the next call have memory of a kind, and run where and how the ``middle`` says.
 
         One that ``raises`` gets None in the place of a tensor, the first from the last one on.
         """
-        self._next = storage, raises, meanwhile
+        self._next = storage, raises, middle
 
     def __call__(self, *positional: Any, **arguments: Any) -> Any:
         """Return the result of the call; one that was not prepared gets the harness's own tensors."""
         if self._next is None:
             return self._call(*positional, **arguments)
-        (storage, raises, meanwhile), self._next = self._next, None
+        (storage, raises, middle), self._next = self._next, None
         given = self._lend({name: value for name, value in arguments.items() if _is_lent(value)}, storage)
         handed: dict[str, Any] = {name: each.tensor for name, each in given.items()}
         if raises:
             handed[list(handed)[-1 - (raises - 1) % len(handed)]] = None
+
+        def call() -> Any:
+            _fill(given.values())  # here, so that it is done in the stream of the call
+            return self._call(*positional, **{**arguments, **handed})
+
         try:
-            if meanwhile is None:
-                result = self._call(*positional, **{**arguments, **handed})
-            else:
-                result = meanwhile.around(lambda: self._call(*positional, **{**arguments, **handed}))
+            result = call() if middle is None else middle.around(call)
         finally:
+            if any(each.own.is_cuda for each in given.values()):
+                torch.cuda.synchronize()  # also what the target launched in other streams, as after a single call
             for each in given.values():
                 each.own.copy_(each.block.bytes)
         return _own_of(result, given)
@@ -110,7 +137,6 @@ class Lender:
                 blocks[address] = Block(own.numel(), tensor.device)
             block, view = blocks[address], old.get(name)
             self._given[name] = Given(_view(tensor, block.bytes) if view is None else view, block, own)
-        _fill(self._given.values())
         return dict(self._given)
 
 
@@ -157,8 +183,10 @@ def _fill(given: Iterable[Given]) -> None:
     """Copy the harness's own bytes into lent memory, and let torch know which tensors have other contents now."""
     changed: set[int] = set()
     for each in given:
-        if not torch.equal(each.block.bytes, each.own):
-            each.block.bytes.copy_(each.own)
-            changed.add(id(each.block))
-        if id(each.block) in changed:
+        block = each.block
+        if not block.is_filled or not torch.equal(block.bytes, each.own):
+            block.bytes.copy_(each.own)
+            block.is_filled = True
+            changed.add(id(block))
+        if id(block) in changed:
             torch.autograd.graph.increment_version(each.tensor)

@@ -21,6 +21,36 @@ _STANDING_SECONDS: Final = 1.0
 """A second thread that stands at one line for so long waits for the first one."""
 
 
+class AtLine:
+    """Does something once, when a call has come to the ``line``-th line of the target's own."""
+
+    def __init__(self, line: int, act: Callable[[], object]) -> None:
+        self._line, self._act = line, act
+        self._own: dict[CodeType, bool] = {}
+
+    def around(self, call: Callable[[], Any]) -> Any:
+        """Return the result of a call."""
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            return call()
+        finally:
+            sys.settrace(before)
+
+    def _trace(self, frame: FrameType, event: str, value: Any) -> Any:
+        """Count the target's own lines; at the one that is wanted, act."""
+        own = self._own.setdefault(frame.f_code, owner_of(frame.f_code.co_filename) == "target")
+        if not own or self._line <= 0:
+            return None
+        if event == "line":
+            self._line -= 1
+            if self._line <= 0:
+                sys.settrace(None)
+                self._act()
+                return None
+        return self._trace
+
+
 class Meanwhile:
     """Work for a second thread in the middle of a call: at the ``line``-th line of the target's own that the call runs.
 
@@ -31,35 +61,18 @@ class Meanwhile:
         self._line, self._work = line, work
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._own: dict[CodeType, bool] = {}
 
     def around(self, call: Callable[[], Any]) -> Any:
         """Return the result of a call with the work in its middle; raises what either of them raises."""
-        before = sys.gettrace()
-        sys.settrace(self._trace)
         try:
-            result = call()
+            result = AtLine(self._line, self._run).around(call)
         finally:
-            sys.settrace(before)
             self._run()
             if self._thread is not None:
                 self._thread.join()
         if self._error is not None:
             raise self._error
         return result
-
-    def _trace(self, frame: FrameType, event: str, value: Any) -> Any:
-        """Count the target's own lines; at the one that is wanted, run the work."""
-        own = self._own.setdefault(frame.f_code, owner_of(frame.f_code.co_filename) == "target")
-        if not own or self._thread is not None:
-            return None
-        if event == "line":
-            self._line -= 1
-            if self._line <= 0:
-                sys.settrace(None)
-                self._run()
-                return None
-        return self._trace
 
     def _run(self) -> None:
         """Run the work in a second thread, until it has ended or waits for this one; once."""

@@ -15,6 +15,7 @@ from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.case.paths import with_configuration
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures, is_same
+from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import FoundFailure, Results
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.replay import replay
@@ -48,6 +49,16 @@ def test_two_configurations_that_are_wrong_in_different_ways_are_two_rows(campai
     assert "configurations  12 of 12" in text_of(render(statistics)).replace("   ", "  ")
     (kernel,) = json_numbers(statistics)["configurations"]
     assert kernel == {"kernel": "decode_kernel", "left": (*range(12),), "launched": (*range(12),)}
+
+
+def test_an_access_outside_in_one_configuration_is_found_there_and_only_there() -> None:
+    case = AttentionCase((Sequence(1, 4),), family="paged")
+    with IsolatedWorker(Setup(f"{FOLDER / 'autotuned.py'}:reads_beyond", backend="simulator")) as worker:
+        verdicts = [
+            worker.judge(Order(replace(case, launch=LaunchHints(configuration=number)))).verdict for number in range(12)
+        ]
+    assert [verdict.passed for verdict in verdicts] == [True] * 11 + [False]
+    assert verdicts[-1].kind == "out_of_bounds"
 
 
 def test_an_argument_that_no_role_names_is_one_row_and_replayed(campaign: Run) -> None:

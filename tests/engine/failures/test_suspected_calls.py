@@ -1,0 +1,42 @@
+"""Sequences of calls that are suspected where a case fails in a used process only."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import Sequence
+from fuzz_attn.engine.events import Phase
+from fuzz_attn.engine.failures.reduction import Share
+from fuzz_attn.engine.failures.suspected_calls import as_sequence
+from fuzz_attn.engine.failures.triage import class_of
+from fuzz_attn.engine.orders import Answer, Order
+from fuzz_attn.oracle.verdict import Kind, Verdict
+
+UNWRITTEN, NAN = (Verdict("oracle", kind, "wrong", ratio=3.0) for kind in ("unwritten", "nan"))
+
+
+class Fresh:
+    """Fresh processes, in which each sequence of calls fails."""
+
+    def renew(self) -> None:
+        """Do nothing: each answer is that of a fresh process."""
+
+    def judge(self, order: Order, phase: Phase) -> Answer:
+        """Return that a sequence has a NaN, and that a single case passes."""
+        return Answer(NAN) if order.in_fresh_process else Answer()
+
+
+@pytest.mark.parametrize(
+    ("failed", "alone", "expected"),
+    [(NAN, Answer(), "nan"), (UNWRITTEN, Answer(), "nan"), (UNWRITTEN, Answer(NAN), None), (NAN, Answer(NAN), "nan")],
+)
+def test_a_sequence_may_fail_in_another_way_but_not_as_the_case_does_alone(
+    failed: Verdict, alone: Answer, expected: Kind | None
+) -> None:
+    order, share = Order(AttentionCase((Sequence(1, 3),))), Share(math.inf)
+    shown = as_sequence(order, class_of(failed), alone, Fresh(), (), share)
+    assert (None if shown is None else shown[2].kind) == expected
+    assert shown is None or shown[0].in_fresh_process
