@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,17 @@ FILE: Final = Path(__file__).parents[1] / "sample_targets" / "with_flags.py"
 
 
 def ready_of(name: str, stated: dict[str, Any] | Binding | None = None) -> Ready:
-    return load(Setup(f"{FILE}:{name}", backend="interpreter", binding=binding_of(stated))).ready()
+    return _ready(name) if stated is None else load(_setup(name, binding_of(stated))).ready()
+
+
+@cache
+def _ready(name: str) -> Ready:
+    """Return what is found without a stated binding; to try all optional arguments takes two seconds."""
+    return load(_setup(name, None)).ready()
+
+
+def _setup(name: str, binding: Binding | None) -> Setup:
+    return Setup(f"{FILE}:{name}", backend="interpreter", binding=binding)
 
 
 def test_values_that_change_nothing_are_drawn_and_the_others_are_listed() -> None:
