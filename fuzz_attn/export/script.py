@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -34,9 +33,9 @@ from fuzz_attn.export.recorded_calls import (
     expectations,
     expectations_of_calls,
 )
+from fuzz_attn.foreign_files import target_points
 from fuzz_attn.operations.calls.call_case import CallSequence
 from fuzz_attn.operations.registry import FAMILIES, operation_of
-from fuzz_attn.targets.loading import ENTRY_POINT_GROUP
 from fuzz_attn.targets.published.place import WheelPlace, place_of
 from fuzz_attn.targets.target import Target
 
@@ -85,7 +84,7 @@ def source_of(spec: str, target: Target) -> Source:
 
 def _named(spec: str) -> Source:
     """Return module and name of a specification; see :func:`fuzz_attn.targets.loading.load_target`."""
-    for point in entry_points(group=ENTRY_POINT_GROUP):
+    for point in target_points():
         if point.name == spec:
             return Source(point.module, point.attr)
     place = place_of(spec)

@@ -22,9 +22,8 @@ from fuzz_attn.backends.backend import Backend
 from fuzz_attn.binding.binding import LEFT_OUT, Binding, python_value
 from fuzz_attn.binding.call import take, values_of
 from fuzz_attn.binding.matching import Match, require_each_once, require_taken
-from fuzz_attn.binding.optional_arguments import default_in_words, unexercised
 from fuzz_attn.binding.problem import Copy, guarded
-from fuzz_attn.binding.signature import Signature, signature_of
+from fuzz_attn.binding.signature import Signature, default_in_words, signature_of, unexercised
 from fuzz_attn.errors import BindingError, CaseError, TargetError
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
 from fuzz_attn.inputs.storage import GUARD_BYTES

@@ -38,7 +38,7 @@ from fuzz_attn.errors import CaseError
 from fuzz_attn.operations.attention.refusals import ATTRIBUTES, value_of_key, values_within
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import values_in
-from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.strategies.draws import Sample
 from fuzz_attn.targets.loading import load_target
 
 PATHS = (("fast", (True,)), ("order", ("b", None)))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fuzz_attn.operations.cache_write.write_experiment import WriteExperiment
     from fuzz_attn.operations.small_target import Roles
     from fuzz_attn.properties.experiment import Experiment
-    from fuzz_attn.strategies.sampling.draws import Sample
+    from fuzz_attn.strategies.draws import Sample
     from fuzz_attn.targets.target import Target
 
 
