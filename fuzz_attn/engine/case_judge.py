@@ -105,7 +105,7 @@ class CaseJudge:
             self.backend.gpu(),
             self.operation.not_drawn(promised, domain, target),
             unexercised=target.unexercised,
-            contracts=True,
+            contracts=target.match.binding.contracts,
             calls=True,
         )
 

@@ -21,6 +21,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe
 from fuzz_attn.counterexamples.counterexample import Counterexample, signed
+from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Setup
@@ -309,3 +310,9 @@ def test_a_run_finds_one_failure_that_replays_and_is_fixed_in_a_right_target(tmp
     assert not again.verdict.passed
     (fixed,) = replay((Path(row.path),), target=f"{BREAKING}:refusing")
     assert fixed.verdict.passed
+
+
+@pytest.mark.parametrize("target", [f"{BREAKING}:refusing", f"{BREAKING}:merge"])
+def test_a_binding_ends_all_trials(target: str) -> None:
+    for stated, tried in ((None, True), (Binding(contracts=False), False)):
+        assert load(Setup(target, backend="interpreter", binding=stated)).ready().contracts is tried
