@@ -86,6 +86,8 @@ def answer(asks, topics, facts, shelf, first_asks, told, longest, temperature, m
     num_query_heads, head_size = asks.shape[1:]
     num_kv_heads, page_size = topics.shape[1:3]
     group_size = num_query_heads // num_kv_heads
+    # The kernel takes these for dense.
+    shelf, first_asks, told = (each.contiguous() for each in (shelf, first_asks, told))
     answer_kernel[len(told), longest, num_kv_heads](
         asks,
         *asks.stride()[:2],

@@ -77,6 +77,7 @@ def paged_decode(query, output, key_cache, value_cache, block_table, seq_lens, s
     """Write the attention of each sequence's new token into `output`; a sequence without keys is skipped."""
     num_query_heads, head_size = query.shape[1:]
     block_size, num_kv_heads = key_cache.shape[1:3]
+    block_table, seq_lens = block_table.contiguous(), seq_lens.contiguous()  # the kernel takes them for dense
     decode_kernel[len(seq_lens), num_query_heads](
         query,
         *query.stride()[:2],

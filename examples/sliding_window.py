@@ -86,6 +86,8 @@ def sliding_window(
     """Return the attention of the new tokens; a row sees `window_size[0]` keys before its own, all of them if -1."""
     num_heads, head_size = q.shape[1:]
     block_size, num_kv_heads = k_cache.shape[1:3]
+    # The kernel takes these for dense.
+    block_table, query_start_loc, seq_lens = (x.contiguous() for x in (block_table, query_start_loc, seq_lens))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     window_kernel[len(seq_lens), max_query_len, num_heads](
         q,

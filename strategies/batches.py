@@ -14,7 +14,7 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.strategies.sampling.budgets import (
+from fuzz_attn.strategies.budgets import (
     CHUNK_TIMES,
     COSTLY_PRODUCTS,
     CROWD_TOKENS,
@@ -34,8 +34,7 @@ from fuzz_attn.strategies.sampling.budgets import (
     budget_for,
     smallest_block_q,
 )
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
-from fuzz_attn.strategies.sampling.lattices import DENSE, around, indices, ladder, multiples
+from fuzz_attn.strategies.draws import DENSE, around, composite, indices, ladder, multiples, sampled_from
 from fuzz_attn.strategies.serving import may_serve, serving_batches
 
 Kind: TypeAlias = Literal[
@@ -173,7 +172,7 @@ def batches(
     domain allows them. Some have no sequence, many tiny ones, or a long one. Paged decode that skips no sequence gets
     one query token each, and its empty sequences are decodes of length 0. All lengths up to 17 are likely; longer ones
     lie around multiples of the page, the tiles, the q-block and the segments.
-    :mod:`fuzz_attn.strategies.sampling.budgets` bounds what a batch costs. In a ``campaign``, which shrinks cases as
+    :mod:`fuzz_attn.strategies.budgets` bounds what a batch costs. In a ``campaign``, which shrinks cases as
     data, half of the batches of the keys of served models are as schedulers make them
     (:mod:`fuzz_attn.strategies.serving`), and a few have up to 1,100 sequences: Hypothesis would give up on them.
     """

@@ -25,19 +25,18 @@ from fuzz_attn.case.recipes import (
     UniformScores,
 )
 from fuzz_attn.strategies.batches import batches
-from fuzz_attn.strategies.call_forms import call_forms
+from fuzz_attn.strategies.budgets import MOST_PADDED_TOKENS
 from fuzz_attn.strategies.compile_keys import compile_keys
+from fuzz_attn.strategies.draws import composite, sampled_from
 from fuzz_attn.strategies.dtypes import one_byte_operands
 from fuzz_attn.strategies.features import scales, softmax_scales, terms, windows
 from fuzz_attn.strategies.heads import heads_of
 from fuzz_attn.strategies.kernel_variants import KernelForm, KernelVariant, kernel_variants, variant_of
+from fuzz_attn.strategies.launches import call_forms
 from fuzz_attn.strategies.masks import masks
 from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes
 from fuzz_attn.strategies.pages import LARGE_OFFSETS, in_order, page_layouts, with_row_length
-from fuzz_attn.strategies.poisons import poisons
-from fuzz_attn.strategies.sampling.budgets import MOST_PADDED_TOKENS
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
-from fuzz_attn.strategies.values import LONG, MEDIUM, is_low, overrides, score_recipes, value_recipes
+from fuzz_attn.strategies.values import LONG, MEDIUM, is_low, overrides, poisons, score_recipes, value_recipes
 
 _CALL_FORMS = call_forms()
 _VARIANTS = kernel_variants()

@@ -18,6 +18,8 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.case.recipes import CAUSAL
+from fuzz_attn.strategies.covering_arrays import pairwise
+from fuzz_attn.strategies.draws import composite, draw_index, indices
 from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
 from fuzz_attn.strategies.heads import (
     SIMPLER_GROUP_SIZES,
@@ -39,9 +41,6 @@ from fuzz_attn.strategies.launches import (
 )
 from fuzz_attn.strategies.masks import mask_kinds
 from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
-from fuzz_attn.strategies.sampling.covering_arrays import pairwise
-from fuzz_attn.strategies.sampling.draws import composite
-from fuzz_attn.strategies.sampling.lattices import draw_index, indices
 from fuzz_attn.strategies.serving import serving_keys
 
 Values: TypeAlias = dict[str, Any]

@@ -10,7 +10,7 @@ from fuzz_attn.case.aspects import fp8_features, is_mixed
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import FP8_DTYPES, WIDE_DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.parts import DTypes
-from fuzz_attn.strategies.sampling.draws import sampled_from
+from fuzz_attn.strategies.draws import sampled_from
 
 
 @lru_cache(maxsize=64)

@@ -15,8 +15,7 @@ from fuzz_attn.case.domain import ALIBI_KINDS, Domain
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.parts import DTypes, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiKind, AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
-from fuzz_attn.strategies.sampling.lattices import around
+from fuzz_attn.strategies.draws import around, composite, sampled_from
 
 HUGE_WINDOW, LARGEST_WINDOW = 2**20, 2**31 - 2
 TINY_WINDOWS = (1, 2, 3)

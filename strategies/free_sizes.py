@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, sizes_of
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.strategies.draws import Sample, sampled_from
 from fuzz_attn.strategies.heads import value_allowed
-from fuzz_attn.strategies.sampling.draws import Sample, sampled_from
 
 _CHANGED: Final = sampled_from((False, True, True))
 _EVENLY: Final = sampled_from((False, True, True))

@@ -13,8 +13,7 @@ from fuzz_attn.case.domain import Domain, sizes_of, within
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import DTypes, HeadLayout
 from fuzz_attn.case.serving import serves
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
-from fuzz_attn.strategies.sampling.lattices import indices, lattice
+from fuzz_attn.strategies.draws import composite, indices, lattice, sampled_from
 
 HEAD_SIZES = (1, 2, 3, 8, 15, 16, 17, 24, 32, 33, 40, 48, 63, 64, 65, 72, 80, 96, 112, 120, 128, 160, 192, 256)
 """The sizes that models use, the powers of two that a kernel pads to, and their neighbours."""

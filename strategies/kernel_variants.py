@@ -15,9 +15,9 @@ from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence as QueriesAndKeys
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.recipes import BiasDType
+from fuzz_attn.strategies.draws import Sample, composite, sampled_from
 from fuzz_attn.strategies.features import windows
 from fuzz_attn.strategies.heads import heads_of
-from fuzz_attn.strategies.sampling.draws import Sample, composite, sampled_from
 
 
 class KernelVariant(NamedTuple):

@@ -1,13 +1,15 @@
-"""Launches: the path, segments, tiles and options of the compiler that a case asks for."""
+"""Launches: the path, segments, tiles and options of the compiler that a case asks for, and the forms of its call."""
 
 from __future__ import annotations
 
 from itertools import combinations
 from typing import Literal
 
+from hypothesis import strategies as st
+
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.parts import Argument, LaunchHints, NumWarps
-from fuzz_attn.strategies.sampling.lattices import lattice
+from fuzz_attn.case.parts import Argument, CallForm, LaunchHints, NumWarps
+from fuzz_attn.strategies.draws import composite, lattice, sampled_from
 
 SEGMENTS = (1, 2, 3, 4, 7, 8, 16, 64, 128)
 """Segments of the 3D path; 2 is the simplest count, with something to merge."""
@@ -53,3 +55,26 @@ def optional_arguments(*, domain: Domain = Domain()) -> tuple[tuple[Argument, ..
 def tile_allowed(tile_size: int, *, one_byte: bool) -> bool:
     """Return whether a kernel can use a tile hint; one-byte operands need at least ``ONE_BYTE_TILE`` keys."""
     return tile_size == 0 or tile_size >= ONE_BYTE_TILE or not one_byte
+
+
+_OTHER = sampled_from((False,) * 5 + (True,))
+_SCALES: st.SearchStrategy[Literal["vector", "scalar", "expanded", "omitted"]] = sampled_from(
+    ("vector", "expanded", "expanded", "scalar", "omitted")
+)
+_THREE = sampled_from((0, 1, 2))
+_ROWS = sampled_from((0, 0, 1, 3))
+
+
+@composite
+def call_forms(draw: st.DrawFn) -> CallForm:
+    """Return a strategy of forms, five in six of them the default; shrinks towards it."""
+    if not draw(_OTHER):
+        return CallForm()
+    return CallForm(
+        scales=draw(_SCALES),
+        window=draw(_THREE),
+        cache_name=draw(_THREE),
+        extra_table_rows=draw(_ROWS),
+        extra_output_rows=draw(_ROWS),
+        extra_new_rows=draw(_ROWS),
+    )

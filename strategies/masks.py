@@ -11,9 +11,8 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.case.recipes import SIMPLEST, Chunks, Custom, Lookahead, Mask, MaskBits, MaskKind
+from fuzz_attn.strategies.draws import around, sampled_from
 from fuzz_attn.strategies.features import LARGEST_WINDOW
-from fuzz_attn.strategies.sampling.draws import sampled_from
-from fuzz_attn.strategies.sampling.lattices import around
 
 
 def mask_kinds(*, domain: Domain) -> tuple[MaskKind, ...]:

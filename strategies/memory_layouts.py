@@ -14,9 +14,8 @@ from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase, far_length, replace, why_not_far
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import FEWEST_FAR, INNER_STRIDES, CacheArrangement, FarAxis, Strides
-from fuzz_attn.strategies.sampling.covering_arrays import pairwise
-from fuzz_attn.strategies.sampling.draws import composite, one_of_each, sampled_from
-from fuzz_attn.strategies.sampling.lattices import draw_index, indices
+from fuzz_attn.strategies.covering_arrays import pairwise
+from fuzz_attn.strategies.draws import composite, draw_index, indices, one_of_each, sampled_from
 
 _STRIDED = sampled_from((False, False, False, True, True))
 _PADDING = sampled_from((0, 0, 1, 3, 8, 16))

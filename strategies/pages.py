@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import LARGEST_FIRST_BLOCK, PageLayout
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
-from fuzz_attn.strategies.sampling.lattices import lattice
+from fuzz_attn.strategies.draws import composite, lattice, sampled_from
 
 BLOCK_SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 24, 32, 33, 48, 64, 128, 272, 401, 784)
 """Tokens of a page: powers of two, their neighbours, the sizes of hybrid models (272 and more), and a large odd one."""

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.serving import looks_like_serving
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
-from fuzz_attn.strategies.sampling.lattices import draw_index
+from fuzz_attn.strategies.draws import composite, draw_index, sampled_from
 
 NUM_CHOICES: Final = 2**12
 """The number of choices; the schedule maps each to one of the relations that hold for the case."""

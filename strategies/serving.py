@@ -25,10 +25,10 @@ from fuzz_attn.case.serving import (
     LEAST_KEYS,
     LEAST_KEYS_BESIDE,
 )
+from fuzz_attn.strategies.draws import composite, sampled_from
 from fuzz_attn.strategies.dtypes import fp8_dtypes, plain_dtypes
 from fuzz_attn.strategies.heads import head_allowed, value_allowed
 from fuzz_attn.strategies.launches import launch_paths, tile_allowed, tile_sizes
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
 
 MODELS: Final = ((128, 4), (128, 8), (128, 5), (128, 1), (64, 8), (96, 1))
 """Head and group of models that many people serve; all other combinations have a fifth of the keys."""

@@ -1,4 +1,4 @@
-"""Values: what the queries, keys and values of a case hold."""
+"""Values: what the queries, keys and values of a case hold, and the poisons that no kernel may read."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from fuzz_attn.case.recipes import (
     OutlierScores,
     OutlierValues,
     Override,
+    PoisonRecipe,
     PositionValues,
     RampScores,
     ScoreRecipe,
+    SlotPoison,
+    TablePoison,
     UniformScores,
     ValueRecipe,
 )
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
-from fuzz_attn.strategies.sampling.lattices import indices
+from fuzz_attn.strategies.draws import composite, indices, sampled_from
 
 MAX_OVERRIDES = 3
 SCORES: tuple[ScoreRecipe, ...] = (
@@ -195,3 +197,17 @@ def _override(draw: st.DrawFn, sequences: tuple[Sequence, ...], owner: int, head
         column=draw(indices(heads.head_size)),
         value=draw(_OVERRIDE_VALUES),
     )
+
+
+_SLOTS: st.SearchStrategy[SlotPoison] = sampled_from(("nan", "nan", "inf", "negative_inf", "huge"))
+_TABLES: st.SearchStrategy[TablePoison] = sampled_from(("one_past", "negative", "huge", "zero"))
+_OUTPUTS: st.SearchStrategy[Literal[0, 1]] = sampled_from((0, 1))
+
+
+@composite
+def poisons(draw: st.DrawFn) -> PoisonRecipe:
+    """Return a strategy of poisons, independent for K and V.
+
+    Shrinks towards NaN in the slots and the first invalid page number in the table.
+    """
+    return PoisonRecipe(keys=draw(_SLOTS), values=draw(_SLOTS), table=draw(_TABLES), out=draw(_OUTPUTS))

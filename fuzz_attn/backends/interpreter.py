@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING
 
 from fuzz_attn.backends.backend import Kernels, Watch, quiet
@@ -50,16 +51,8 @@ class InterpreterBackend:
         """Return None: kernels run on the CPU."""
 
     def preflight(self) -> tuple[str, ...]:
-        """Return the shims that the installed Triton needs; see :mod:`fuzz_attn.backends.preflight`."""
-        from fuzz_attn.backends import preflight, shims  # noqa: PLC0415 - decorates kernels, so only once prepared
-
-        with quiet(), shims.contained():
-            found = (*preflight.defects(self.device), *preflight.operator_defects())
-            self._shims = shims.needed(found)
-            with shims.applied(self._shims):
-                left = (*preflight.defects(self.device), *preflight.operator_defects())
-        if left:
-            raise BackendError(f"backend='interpreter' computes wrongly, and no shim fixes it: {', '.join(left)}")
+        """Return the shims that the installed Triton needs; raises :class:`BackendError` where they are not enough."""
+        self._shims = needed_shims()
         return self._shims
 
     @contextmanager
@@ -95,3 +88,17 @@ class InterpreterBackend:
     def new_masks(self) -> tuple[Mask, ...]:
         """Return nothing: the interpreter does not record masks."""
         return ()
+
+
+@cache
+def needed_shims() -> tuple[str, ...]:
+    """Return the shims that the installed Triton needs, looked for once; see :mod:`fuzz_attn.backends.preflight`."""
+    from fuzz_attn.backends import preflight, shims  # noqa: PLC0415 - decorates kernels, so only once prepared
+
+    with quiet(), shims.contained():
+        needed = shims.needed((*preflight.defects("cpu"), *preflight.operator_defects()))
+        with shims.applied(needed):
+            left = (*preflight.defects("cpu"), *preflight.operator_defects())
+    if left:
+        raise BackendError(f"backend='interpreter' computes wrongly, and no shim fixes it: {', '.join(left)}")
+    return needed

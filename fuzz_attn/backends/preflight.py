@@ -9,6 +9,7 @@ Import this module only after the backend is prepared: its kernels are decorated
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 import triton
@@ -93,6 +94,7 @@ def _casts() -> Iterator[tuple[torch.dtype, torch.dtype]]:
         yield torch.float32, one_byte
 
 
+@cache
 def _samples() -> torch.Tensor:
     """Return 256 numbers that round up, down, to even, over a power of two, and below the smallest normal."""
     steps = torch.arange(SIZE, dtype=torch.float64)

@@ -72,6 +72,7 @@ class Binding(Plain, frozen=True):
     - ``index_dtype``: the type of lengths and indices that are made for the call.
     - ``domain``: fields of :class:`fuzz_attn.case.domain.Domain`, what the target handles of what its roles express.
     - ``promises``: features that no signature tells, in addition to those that follow from the roles.
+    - ``contracts``: whether arguments in unusual forms are tried (:mod:`fuzz_attn.case.contract_trial`).
     - ``whole``: nothing is open or left to the names of parameters.
     - ``rounding``: fields of :class:`fuzz_attn.oracle.rounding_model.RoundingModel`, how the target rounds.
     - ``instance``: arguments of the constructor, where the target is a method of a class.
@@ -96,6 +97,7 @@ class Binding(Plain, frozen=True):
     instance: dict[str, Constant] | None = None
     domain: dict[str, Limit] = {}  # noqa: RUF012 - as above
     promises: tuple[Feature, ...] = ()
+    contracts: bool = True
     whole: bool = False
     rounding: dict[str, Constant] = {}  # noqa: RUF012 - as above
 

@@ -63,7 +63,7 @@ def match_of(signature: Signature, family: Family | None = None, stated: Binding
     require_each_once(binding.roles)
     reasons = dict.fromkeys(unstated, f"name of the {binding.family} interface")
     reasons |= dict.fromkeys(_stated_names(stated), _STATED) | _neutral(signature, binding)
-    beside = replace(stated, domain={}, rounding={}, promises=(), paths={})
+    beside = replace(stated, domain={}, rounding={}, promises=(), paths={}, contracts=True)
     return Match(binding, reasons, published=beside == Binding(family=stated.family))
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace as changed
 
 from fuzz_attn.backends.backend import Backend
 from fuzz_attn.binding.binding import Binding, PathValue
-from fuzz_attn.binding.optional_arguments import arguments_of, default_in_words, other_values, unexercised
+from fuzz_attn.binding.signature import arguments_of, default_in_words, other_values, unexercised
 from fuzz_attn.calibration.easy_cases import case_of, sizes
 from fuzz_attn.case.aspects import FEATURES, Feature, all_features_of
 from fuzz_attn.case.attention_case import AttentionCase, replace

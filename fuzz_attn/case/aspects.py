@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import msgspec
 
-from fuzz_attn.case import changes, paths
+from fuzz_attn.case import changes, contract_trial, paths
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.changes import C, Change, replace, replace_layout, with_field, with_fields, with_head_size
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
@@ -384,7 +384,17 @@ _PLACED: Final[dict[str, Any]] = {"families": ("extend", "varlen"), "refused": T
 """Masks that follow from positions without chunks."""
 _DECLARED: Final[dict[str, Any]] = {"published": False, "identifies": False}
 
+CONTRACT: Final = Aspect(
+    "a contract trial",
+    attrgetter("contract"),
+    lambda case, value: msgspec.structs.replace(case, contract=value),
+    None,
+    named=contract_trial.trait_of,
+)
+"""An argument in an unusual form, in a case of any operation."""
+
 ODDITIES: Final = (
+    CONTRACT,
     _feature("window", "sliding window", form=8, tried=_WINDOWS, compiled=True,
              families=_OWN_ROWS, roles=("window", "window_left window_right")),
     _feature("softcap", "soft cap", form=1.0, tried=(1.0,), compiled=True,

@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 from fuzz_attn.case.cache_layout import CacheLayout
+from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.plain import Count, Plain, Window
@@ -67,6 +68,7 @@ class CaseFields(Plain, frozen=True):
     lse: LogSumExp | None = None
     seed: Seed = 0
     form: CallForm = CallForm()
+    contract: ContractTrial | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -11,6 +11,7 @@ from typing import Final
 
 from fuzz_attn.case.aspects import FEATURES, RECIPES, Feature, words_of
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.contract_trial import lines_of
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, SIMPLEST
 from fuzz_attn.case.parts import FAR_AXES, CallForm, Sequence, Strides
@@ -54,6 +55,7 @@ def describe(case: AttentionCase) -> list[Line]:
         *_poison(case.poison),
         *_form(case.form),
         ("launch", _launch(case)),
+        *lines_of(case),
     ]
 
 

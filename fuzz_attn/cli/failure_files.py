@@ -22,7 +22,7 @@ from fuzz_attn.cli.options import (
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
-from fuzz_attn.engine.explaining import explanation_of
+from fuzz_attn.engine.replay import explanation_of
 from fuzz_attn.report import explanation_text, failure
 from fuzz_attn.report import printing as output
 from fuzz_attn.report.printing import safe, save_picture

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Collection, Iterator
 from functools import lru_cache
-from importlib.metadata import EntryPoint, distributions, entry_points
+from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -21,9 +21,9 @@ from urllib.parse import unquote, urlsplit
 from fuzz_attn.binding.binding import Binding, Constant
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.errors import CounterexampleError
+from fuzz_attn.foreign_files import target_points
 from fuzz_attn.operations.registry import FAMILIES
 
-ENTRY_POINT_GROUP: Final = "fuzz_attn.targets"
 _INSTALLED: Final = tuple(
     Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib", "platstdlib")
 )
@@ -89,7 +89,7 @@ def is_installed(target: str) -> bool:
     """Return whether a target is built in or an entry point of an installed package, which the user has chosen so."""
     if target in FAMILIES:
         return True
-    points = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == target]
+    points = [point for point in target_points() if point.name == target]
     return bool(points) and all(map(_is_installed_point, points))
 
 

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.binding.binding import Binding
+from fuzz_attn.case.contract_trial import trial_of
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import only_says_how
@@ -66,6 +67,7 @@ from fuzz_attn.errors import (
     OutOfTimeError,
 )
 from fuzz_attn.operations.calls.call_draws import CallDraws
+from fuzz_attn.operations.contract_draws import ContractDraws
 from fuzz_attn.operations.operation import Refusals, Rule, SharedRound, derived_seed
 from fuzz_attn.operations.registry import AnyCase, operation_of
 from fuzz_attn.oracle.verdict import Verdict
@@ -95,6 +97,8 @@ _AVOIDING: Final = 4
 """The index of the stream of random numbers that decides which cases are drawn again."""
 _CALLING: Final = 5
 """The index of the stream of random numbers that makes sequences of calls of drawn cases."""
+_TRYING: Final = 6
+"""The index of the stream of random numbers that makes contract trials of drawn cases."""
 UNFINISHED: Final = Verdict("oracle", "crash", "the campaign itself ended while this case was running")
 """The verdict on a case in the journal."""
 
@@ -260,6 +264,9 @@ class Campaign:
         self._refusals = single.refusals(self.ready.domain)
         random = Random(derived_seed(self.plan.seed, self.plan.shard, -_CALLING))  # noqa: S311 - nothing secret
         self._calls = CallDraws(single, self.ready.domain, random, streams=self.ready.device == "cuda")
+        random = Random(derived_seed(self.plan.seed, self.plan.shard, -_TRYING))  # noqa: S311 - nothing secret
+        on_gpu = self.ready.device != "cpu"
+        self._contracts = ContractDraws(single, self.ready.domain, self.ready.binding, random, on_gpu=on_gpu)
         self._journal = Journal(self.plan.run_folder / f"journal-{self.plan.shard}.json")
         broken = False
         try:
@@ -399,9 +406,18 @@ class Campaign:
     def _try(self, case: AnyCase, relation: str | None) -> None:
         if self._refusals.excludes(case):
             return
-        self._judge_drawn(self._in_sequence(self._around(Order(case, relation))))
+        order = self._around(Order(case, relation))
+        self._judge_drawn(self._on_trial(order) or self._in_sequence(order))
         while self._suspects and self._has_time():
             self._judge_drawn(Order(self._suspects.pop()))
+
+    def _on_trial(self, order: Order) -> Order | None:
+        """Return the order as a contract trial, now and then, unless that shows a known failure."""
+        case = self._contracts.trial_of(order.case) if self.ready.contracts else None
+        if case is None:
+            return None
+        trial = Order(case)
+        return None if self._lives.known.avoids(trial) and self._random.random() < AVOIDED else trial
 
     def _in_sequence(self, order: Order) -> Order:
         """Return the order, now and then with earlier calls of the target, unless they show a known failure."""
@@ -467,7 +483,8 @@ class Campaign:
         self._journal.write(msgspec.json.encode(self.signed(order, UNFINISHED)))
         deaths, started, wait = self.worker.deaths, time.monotonic(), self._wait(order, phase)
         try:
-            asked = msgspec.structs.replace(order, compiled=order.compiled or (self._compiled and phase == "search"))
+            only_compiled = self._compiled and phase == "search" and trial_of(order.case) is None
+            asked = msgspec.structs.replace(order, compiled=order.compiled or only_compiled)
             order = msgspec.structs.replace(order, compiled=False)
             answer = self.worker.judge(asked, deadline=deadline, wait=wait)
         except OutOfTimeError:

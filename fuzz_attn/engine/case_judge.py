@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from fuzz_attn.backends.configurations import KernelConfigurations, merged
+from fuzz_attn.case.contract_trial import trial_of
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError, NotCompiledInterrupt, UnsupportedByBackendError
-from fuzz_attn.forensics.explanation import FirstOperation
+from fuzz_attn.forensics.explanation import Explanation, Finding, FirstOperation
 from fuzz_attn.operations.registry import FAMILIES, AnyCase, FamilyName, load_target, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.workers.messages import Compiling
@@ -104,6 +105,7 @@ class CaseJudge:
             self.backend.gpu(),
             self.operation.not_drawn(promised, domain, target),
             unexercised=target.unexercised,
+            contracts=target.match.binding.contracts,
             calls=True,
         )
 
@@ -134,6 +136,8 @@ class CaseJudge:
         if order.forensics:
             return self._explained(experiment, order)
         refusal = experiment.refusal
+        if trial_of(order.case) is not None:
+            return self._tried(experiment)
         notes = (*self._read_arithmetic(experiment), *_unjudged(experiment))
         verdict, *others = (Verdict("oracle"),) if refusal else operation.failures(experiment, order.relation)
         if order.explain and not refusal:
@@ -153,6 +157,12 @@ class CaseJudge:
             configurations=_launched(experiment),
         )
 
+    def _tried(self, experiment: Experiment) -> Answer:
+        """Return the answer to a contract trial, whose kernels do not tell how the target rounds."""
+        verdict, *_ = operation_of(experiment.case).failures(experiment, None)
+        kernels = self.backend.new_kernels()
+        return Answer(verdict, compiled=kernels.compiled, loaded=kernels.loaded, compiling=kernels.seconds)
+
     def _experiment(self, case: AnyCase) -> Experiment:
         """Return the experiment of a case. A refusal of what the target promises by name is a failure."""
         from fuzz_attn.calibration.broken_promises import BrokenPromises  # noqa: PLC0415 - imports torch, as below
@@ -168,7 +178,15 @@ class CaseJudge:
 
     def _explained(self, experiment: Experiment, order: Order) -> Answer:
         """Return the explanation of a failing case. The masks of its launches are not reported."""
-        operation = operation_of(order.case)
+        operation, trial = operation_of(order.case), trial_of(order.case)
+        if trial is not None:
+            from fuzz_attn.properties.contracts import taken  # noqa: PLC0415 - imports torch
+
+            words = taken(trial, experiment.first.unusual)
+            finding = Finding(
+                "contract", f"{trial.subject}: {words}, and right otherwise", cause=f"contract: {trial.subject}"
+            )
+            return Answer(explanation=Explanation((finding,), launches=1))
         if experiment.refusal_alone is None:  # it is launched: else dots in tf32 would be held to exact bounds
             self._read_arithmetic(experiment)
         if order.site:

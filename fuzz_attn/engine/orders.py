@@ -37,7 +37,7 @@ class Ready(HoldsCases, frozen=True, tag="ready"):
     summary of the run. ``binding`` is how the target is called and ``reasons`` say why each parameter has its role;
     ``published`` is true where the names of the parameters tell all of it. ``not_drawn`` says why features of the
     family are not in the domain, and ``unexercised`` names optional arguments that no case has. ``calls`` says whether
-    several calls may be one case.
+    several calls may be one case, ``contracts`` whether cases may be contract trials.
     """
 
     of_operations: ClassVar = ("domain",)
@@ -58,6 +58,7 @@ class Ready(HoldsCases, frozen=True, tag="ready"):
     not_drawn: NotDrawn = {}  # noqa: RUF012 - as above
     unexercised: tuple[str, ...] = ()
     calls: bool = False
+    contracts: bool = False
 
 
 class Order(HoldsCases, frozen=True):

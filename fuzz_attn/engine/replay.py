@@ -1,4 +1,4 @@
-"""Replay: runs saved counterexamples again, and reports whether each still fails."""
+"""Replay: runs saved counterexamples again, reports whether each still fails, and explains one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from types import TracebackType
+from typing import Self, TypeAlias
 
 import msgspec
 
@@ -14,16 +15,17 @@ from fuzz_attn.binding.binding import Binding
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
+from fuzz_attn.engine.case_judge import load
+from fuzz_attn.engine.closer_look import explained
 from fuzz_attn.engine.events import Phase
 from fuzz_attn.engine.explainer import EXPLAINING
 from fuzz_attn.engine.failures.confirmation import order_of
 from fuzz_attn.engine.failures.saved import NOT_PROMISED, REFUSES, Played, played
 from fuzz_attn.engine.failures.triage import failures_of
 from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
-from fuzz_attn.engine.judges.explanation import explained
-from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.orders import Answer, Order, Setup
-from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.errors import BackendError, CounterexampleError, FuzzAttnError, UnsupportedByBackendError
+from fuzz_attn.forensics.explanation import Explanation
 from fuzz_attn.operations.registry import FamilyName, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
@@ -144,9 +146,6 @@ def replay(
                 on_error(path, error)
 
 
-Worker: TypeAlias = IsolatedWorker | InProcess
-
-
 class _Workers:
     """The worker of each target, started when it is needed first; one that does not start is not tried again."""
 
@@ -205,3 +204,77 @@ def _shown(result: Played) -> Verdict:
     if result.own:
         return result.own[0]
     return result.others[0].answer.verdict if result.others else result.answer.verdict
+
+
+class InProcess:
+    """Judges cases as an isolated worker does, but a crash of the target ends this process, and nothing has a limit.
+
+    Only one backend can be used in a process. Raises :class:`fuzz_attn.errors.FuzzAttnError` on entering where the
+    target or the backend cannot be set up.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    def __enter__(self) -> Self:
+        """Load the target and the backend."""
+        self._judge = load(self.setup)
+        self.ready = self._judge.ready()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Leave the process as it is."""
+
+    def judge(self, order: Order, *, deadline: float | None = None) -> Answer:
+        """Return the answer to an order; raises :class:`BackendError` where the backend cannot run the kernel."""
+        try:
+            return self._judge.judge(order)
+        except UnsupportedByBackendError as error:
+            raise BackendError(f"{error}; try --backend interpreter") from error
+
+
+Worker: TypeAlias = IsolatedWorker | InProcess
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The explanation of a counterexample, and the verdict on its case now, which may have passed."""
+
+    found: Counterexample
+    verdict: Verdict
+    explanation: Explanation
+
+
+def explanation_of(
+    path: Path,
+    *,
+    target: str | None = None,
+    backend: str = "auto",
+    memory: int = 0,
+    trust: bool = True,
+    named: Collection[str] = (),
+    binding: Binding | None = None,
+    healthy: str = "",
+) -> Explained:
+    """Return the explanation of a saved failure on its own target or on another.
+
+    With ``healthy``, a target that is right on the case, it also names the first operation that gives another value
+    there.
+    ``trust`` and ``named`` are those of :func:`replay`. Raises
+    :class:`fuzz_attn.errors.FuzzAttnError` where the file is no counterexample or is not trusted, the target does not
+    load, or its process ends before there is an explanation.
+    """
+    found = counterexample.load(path)
+    name, stated = trusted_call(path, found, target, binding, trust=trust, named=named)
+    setup = Setup(name, found.family, backend, memory=memory, binding=stated)
+    with IsolatedWorker(setup) as worker:
+        order = order_of(found)
+        verdict = worker.judge(order).verdict
+        if order.in_fresh_process:
+            worker.renew()
+        answer = worker.judge(
+            Order(found.case, found.relation, forensics=True, site=found.verdict.site, thorough=True, healthy=healthy)
+        )
+        if answer.explanation is None:
+            raise CounterexampleError(f"{path}: could not be explained: {answer.verdict.message or answer.unsupported}")
+        return Explained(found, verdict, answer.explanation)

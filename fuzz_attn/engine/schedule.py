@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from fuzz_attn.operations.operation import Drawing, ExcludesKey, RoundSize
 from fuzz_attn.operations.registry import AnyCase, AnyDomain, operation_of
-from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.strategies.draws import Sample
 
 FIRST_ON_CPU: Final = RoundSize(cases=240, keys=40, compiling=0)
 ON_CPU: Final = RoundSize(cases=240, keys=40, compiling=2)

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +17,7 @@ import torch
 
 from fuzz_attn.backends.cuda import TENSOR_CORE_SLACK
 from fuzz_attn.binding.binding import Binding
+from fuzz_attn.case.contract_trial import trial_of
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Setup
@@ -33,9 +33,9 @@ from fuzz_attn.export.recorded_calls import (
     expectations,
     expectations_of_calls,
 )
+from fuzz_attn.foreign_files import target_points
 from fuzz_attn.operations.calls.call_case import CallSequence
 from fuzz_attn.operations.registry import FAMILIES, operation_of
-from fuzz_attn.targets.loading import ENTRY_POINT_GROUP
 from fuzz_attn.targets.published.place import WheelPlace, place_of
 from fuzz_attn.targets.target import Target
 
@@ -84,7 +84,7 @@ def source_of(spec: str, target: Target) -> Source:
 
 def _named(spec: str) -> Source:
     """Return module and name of a specification; see :func:`fuzz_attn.targets.loading.load_target`."""
-    for point in entry_points(group=ENTRY_POINT_GROUP):
+    for point in target_points():
         if point.name == spec:
             return Source(point.module, point.attr)
     place = place_of(spec)
@@ -419,6 +419,8 @@ def exported(found: Counterexample, spec: str, binding: Binding | None) -> Scrip
     for a target that does not load or lacks an output of the case, and for an operation that cannot be exported yet.
     """
     operation = operation_of(found.case)
+    if trial_of(found.case) is not None:
+        raise FuzzAttnError("a contract trial cannot be exported as a script yet: replay the counterexample instead")
     if not operation.is_exported:
         raise FuzzAttnError(f"operation={operation.name!r} cannot be exported yet: replay the counterexample instead")
     # Only for the target: the script chooses its device.

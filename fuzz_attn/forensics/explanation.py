@@ -103,6 +103,7 @@ Reason: TypeAlias = Literal[
     "address",
     "unwritten",
     "earlier call",
+    "contract",
     "race",
     "operation",
     "arithmetic",
@@ -122,6 +123,7 @@ Reason: TypeAlias = Literal[
 - an element that two programs, or two lanes of one, use without an order, and one of them writes (``race``);
 - an ``operation`` of the kernel, or an argument, that should be another one, as a change shows that makes all right;
 - something that an ``earlier call`` of the target has left;
+- an argument in an unusual form that is neither read rightly nor refused (``contract``);
 - only the size of the errors is wrong (``arithmetic``);
 - it could not be told (``unknown``)."""
 

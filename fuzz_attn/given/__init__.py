@@ -1,5 +1,5 @@
 """Given: cases and verdicts for a user's own tests with Hypothesis.
 
 `narrowed_cases` makes the strategy of ``fuzz_attn.cases``, `kernel_check` judges one case for ``fuzz_attn.check``,
-`kernel_judge` loads each kernel once, and `hypothesis_compat` has the private names of Hypothesis.
+`kernel_judge` loads each kernel once.
 """

@@ -10,18 +10,18 @@ from typing import Any, Final
 
 import msgspec
 from hypothesis import currently_in_test_context, event, reject, settings, target
+from hypothesis.control import current_build_context
 from hypothesis.errors import InvalidArgument
 from rich.console import Group
 from rich.text import Text
 
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.closer_look import explained, in_words
 from fuzz_attn.engine.failures.confirmation import signed
 from fuzz_attn.engine.failures.triage import failures_of
-from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import CounterexampleError, DomainError, KernelError, NotJudgedError
-from fuzz_attn.given.hypothesis_compat import is_final
 from fuzz_attn.given.kernel_judge import KernelJudge
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.report.failure import case_table, command_for, elements_table
@@ -178,3 +178,12 @@ def _text(found: Counterexample, path: Path) -> str:
     commands = [whole(f" {command_for(command, path, found)}") for command in ("replay", "explain")]
     body = Group(*parts, *tables, Text("Saved, to replay and explain it"), *commands)
     return f"{_reason(verdict)}\n{text_of(body)}"
+
+
+def is_final() -> bool:
+    """Return whether the running example is shown to the user; true outside of tests with ``@given``.
+
+    Hypothesis runs the simplest failing example once more to show it, and each ``@example`` only once. Its ``note``
+    prints in these runs only.
+    """
+    return not currently_in_test_context() or current_build_context().is_final

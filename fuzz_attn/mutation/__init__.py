@@ -1,7 +1,7 @@
 """The audit: which bugs would a campaign find? Mutants of kernels are judged on the cases of a default campaign.
 
-- A mutant is a seeded bug, that is an edit of our kernels (package ``seeded``), or a change of any Triton kernel's IR
-  (``ir_operators``).
+- A mutant is a seeded bug, that is an edit of our kernels (``seeded_bugs`` reads the files of ``seeded/tables/``,
+  ``edited_kernels`` imports edited copies), or a change of any Triton kernel's IR (``ir_operators``).
 - ``audit`` runs a whole audit. ``audit_pool`` spreads the mutants over worker processes and replaces those that die;
   ``audit_worker`` is what such a worker does, with the messages of ``audit_messages``.
 - ``batch_runner`` judges a batch of mutants case by case, so that each case is drawn, materialised and referenced once

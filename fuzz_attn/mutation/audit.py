@@ -21,7 +21,7 @@ from fuzz_attn.mutation.audit_messages import AuditSetup, Batch
 from fuzz_attn.mutation.audit_pool import AuditPool
 from fuzz_attn.mutation.audit_report import LiveTable
 from fuzz_attn.mutation.audit_results import RULES, Audit, Mutant, Outcome, State
-from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
+from fuzz_attn.mutation.seeded_bugs import load_seeded_bugs
 from fuzz_attn.mutation.survivors import Reason, with_equivalents
 from fuzz_attn.operations.registry import FamilyName, operation_of_family
 from fuzz_attn.report.printing import PIPE_SECONDS, show, whole

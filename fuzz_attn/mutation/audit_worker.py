@@ -80,8 +80,8 @@ class AuditWorker:
         send(BatchDone(tuple(self.runner.false_alarms), batch.seed, self.runner.healthy_cases[batch.seed]))
 
     def _target_of(self, mutant: Mutant) -> Target:
-        from fuzz_attn.mutation.seeded.bugs import seeded_bug  # noqa: PLC0415 - as above
-        from fuzz_attn.mutation.seeded.edited_kernels import target_with  # noqa: PLC0415 - as above
+        from fuzz_attn.mutation.edited_kernels import target_with  # noqa: PLC0415 - as above
+        from fuzz_attn.mutation.seeded_bugs import seeded_bug  # noqa: PLC0415 - as above
 
         if mutant.ir_change is not None:
             return self.healthy.target

@@ -10,12 +10,13 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from fuzz_attn.case.aspect_table import AspectTable
 from fuzz_attn.case.aspects import Aspect
+from fuzz_attn.case.contract_trial import named_of
 from fuzz_attn.case.description import Line
 from fuzz_attn.errors import CaseError
 from fuzz_attn.forensics.explanation import Explanation, Finding, FirstOperation
@@ -130,6 +131,40 @@ class Batch(NamedTuple):
     page: int = 0
 
 
+Holds: TypeAlias = Literal[
+    "lengths",
+    "indices",
+    "slots",
+    "vector",
+    "bias",
+    "scale",
+    "mask",
+    "numbers",
+    "cache",
+    "output",
+    "sums",
+    "written",
+]
+"""What a tensor argument holds: a length of each sequence, int32 indices, int64 slots, a number of each head, a bias
+between tokens, a scale, bits of a mask, numbers of the problem, a cache that is read, an output, log-sum-exps, or a
+cache that is written."""
+
+
+class TensorRole(NamedTuple):
+    """What the argument of a role holds, and the features with which a case has it; none where all cases do."""
+
+    holds: Holds
+    features: frozenset[str] = frozenset()
+
+
+def tensor_roles(roles: Mapping[str, Holds | tuple[Holds, str]]) -> dict[str, TensorRole]:
+    """Return what the arguments of roles hold, some of them only with features, which are named in one text."""
+    return {
+        role: TensorRole(of) if isinstance(of, str) else TensorRole(of[0], frozenset(of[1].split()))
+        for role, of in roles.items()
+    }
+
+
 Active: TypeAlias = Callable[[], AbstractContextManager[None]]
 """Returns the context in which a healthy target runs."""
 
@@ -217,6 +252,8 @@ class Operation(ABC):
     features: ClassVar[Mapping[str, Aspect]]
     relations: ClassVar[Mapping[str, Relation]]
     poisons: ClassVar[Mapping[str, str]] = {}
+    tensor_roles: ClassVar[Mapping[str, TensorRole]] = {}
+    """The roles whose arguments are tensors of the caller: those of contract trials."""
     is_exported: ClassVar[bool] = False
     """Whether a failure can be exported as a script."""
     needs_fresh_process: ClassVar[bool] = False
@@ -230,7 +267,8 @@ class Operation(ABC):
 
     def features_of(self, case: Any) -> tuple[str, ...]:
         """Return the names of the features that identify a failure of the case, in a fixed order."""
-        return tuple(name for name, each in self.features.items() if each.identifies and each.value(case))
+        own = tuple(name for name, each in self.features.items() if each.identifies and each.value(case))
+        return (*named_of(case), *own)
 
     def all_features_of(self, case: Any) -> frozenset[str]:
         """Return the names of all features of the case."""

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from fuzz_attn.case.parts import FEWEST_FAR
 from fuzz_attn.operations.operation import ALL_SHARDS, Drawing, ExcludesKey, derived_seed
+from fuzz_attn.strategies.draws import Sample, around, composite, one_of_each, sampled_from
 from fuzz_attn.strategies.relation_choices import relation_choices
-from fuzz_attn.strategies.sampling.draws import Sample, composite, one_of_each, sampled_from
-from fuzz_attn.strategies.sampling.lattices import around
 
 C = TypeVar("C")
 HEADS: Final = sampled_from((1, 2, 3, 4, 8))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.comparisons import Comparison
     from fuzz_attn.properties.experiment import Experiment
-    from fuzz_attn.strategies.sampling.draws import Sample
+    from fuzz_attn.strategies.draws import Sample
     from fuzz_attn.targets.target import Target
 
 

@@ -22,9 +22,8 @@ from fuzz_attn.backends.backend import Backend
 from fuzz_attn.binding.binding import LEFT_OUT, Binding, python_value
 from fuzz_attn.binding.call import take, values_of
 from fuzz_attn.binding.matching import Match, require_each_once, require_taken
-from fuzz_attn.binding.optional_arguments import default_in_words, unexercised
 from fuzz_attn.binding.problem import Copy, guarded
-from fuzz_attn.binding.signature import Signature, signature_of
+from fuzz_attn.binding.signature import Signature, default_in_words, signature_of, unexercised
 from fuzz_attn.errors import BindingError, CaseError, TargetError
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
 from fuzz_attn.inputs.storage import GUARD_BYTES
@@ -238,6 +237,8 @@ class SmallExperiment(Experiment):
     def refusal(self) -> Refusal | None:
         """What the target or the compiler refuses of the case, with any numbers; None where the case ran or failed."""
         refusal = self.first.refusal
+        if self.case.contract is not None:
+            return None
         if refusal is None or refusal.stage == "compile":
             return refusal
         return refusal if self.launch(self.with_other_numbers(self.case)).refusal else None
@@ -251,13 +252,13 @@ class SmallExperiment(Experiment):
         on_host = self.case.num_elements <= HOST_COST and not self.case.is_far
         return "cpu" if on_host else self.backend.device
 
-    def launch(self, case: Any, **changes: Any) -> Launch:
-        """Return a new launch of the target on a case, made with the options of ``materialise``."""
-        return self.launch_call(self.materialise(case, self.place, **changes))
-
     def with_target(self, case: Any, target: Target) -> Self:
         """Return an experiment with another case and target on the same backend."""
         return type(self)(case, target, self.backend)
+
+    def launch(self, case: Any, **changes: Any) -> Launch:
+        """Return a new launch of the target on a case, made with the options of ``materialise``."""
+        return self.launch_call(self.materialise(case, self.place, **changes))
 
     def seen(self, launch: Launch) -> Self:
         """Return the same experiment with another launch as its first, which was made of the first one's inputs."""

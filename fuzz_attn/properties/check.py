@@ -11,7 +11,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties import absent_features, bounded_relations, exact_relations, launch_properties
+from fuzz_attn.properties import absent_features, bounded_relations, contracts, exact_relations, launch_properties
 from fuzz_attn.properties.comparisons import Comparison, compared
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.few_values import few_values
@@ -47,6 +47,8 @@ def check(experiment: Experiment, relation: str | None = None) -> Verdict:
 
     Raises :class:`FuzzAttnError` for a relation that is unknown or does not hold for the case.
     """
+    if experiment.case.contract is not None:
+        return _of_trial(experiment, comparison_of)
     if relation:
         _require_holding(relation, experiment.case)
     return next(_verdicts(experiment, relation, comparison_of, (value_range, few_values)))
@@ -59,7 +61,7 @@ def all_failures(experiment: Experiment, relation: str | None = None) -> tuple[V
     verdict would follow from an earlier one: after an exception, a hang or a changed input, and after a wrong output
     only writes outside of the output are checked. Raises as :func:`check` does.
     """
-    if relation:
+    if relation and experiment.case.contract is None:
         _require_holding(relation, experiment.case)
     return failures_of_call(experiment, relation, comparison_of, (value_range, few_values))
 
@@ -67,8 +69,17 @@ def all_failures(experiment: Experiment, relation: str | None = None) -> tuple[V
 def failures_of_call(
     experiment: Experiment, relation: str | None, second: Second, extra: Extra = ()
 ) -> tuple[Verdict, ...]:
-    """Return what :func:`all_failures` does, for any operation: ``second`` knows its relations."""
+    """Return what :func:`all_failures` does, for any operation: ``second`` knows its relations.
+
+    A contract trial has one verdict of its own.
+    """
+    if experiment.case.contract is not None:
+        return (_of_trial(experiment, second),)
     return tuple(_verdicts(experiment, relation, second, extra))
+
+
+def _of_trial(experiment: Experiment, second: Second) -> Verdict:
+    return contracts.of_trial(experiment, lambda launched: _verdicts(launched, None, second, ()))
 
 
 def _verdicts(experiment: Experiment, relation: str | None, second: Second, extra: Extra) -> Iterator[Verdict]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import torch
 
 from fuzz_attn.backends.backend import Backend, Observation, Watch
+from fuzz_attn.binding.unusual_call import UnusualCall
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.case.parts import LaunchHints
 from fuzz_attn.errors import (
     BindingError,
@@ -116,6 +118,8 @@ class Launch:
     """The number of tensors that the target returned beside the outputs."""
     configurations: tuple[LaunchedConfiguration, ...] = ()
     """Those that autotuned kernels were launched with, in order."""
+    unusual: tuple[str, ...] = ()
+    """The parameters whose arguments had the form of a contract trial."""
 
     @property
     def outputs_after(self) -> dict[str, torch.Tensor]:
@@ -161,6 +165,8 @@ class Experiment:
     def refusal(self) -> Refusal | None:
         """What the target or the compiler refuses of the case, with any data; None where the case ran or failed."""
         refusal = self.first.refusal
+        if self.case.contract is not None:
+            return None
         if refusal is None or refusal.stage == "compile":
             return refusal
         others = (self.launch(case).refusal for case in with_other_data(self.case))
@@ -246,22 +252,31 @@ class Experiment:
         chosen = Chosen()
         called = Called()
         layouts = _layouts(launched)
+        unusual, target = self._unusual(launched), self.target
+        if unusual is not None:
+            target = dataclasses.replace(target, call=unusual)
         try:
-            options = launched_with(launched.launch, autotuned=self.target.autotuned)
-            with self.backend.running() as watch, options as chosen:
+            options = launched_with(launched.launch, autotuned=target.autotuned)
+            with self._recording(), self.backend.running() as watch, options as chosen:
                 watch.host_only, watch.dead = self.host_only, dead
-                called = self.target.run(launched)
-        except _NOT_THE_TARGETS:
-            raise
+                called = target.run(launched)
+        except _NOT_THE_TARGETS as raised:
+            if not _is_of_other_device(raised, self.case.contract):
+                raise
+            error, refusal = _described(raised), Refusal("host", type(raised).__name__, str(raised))
         except BaseException as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
             error, site = _described(raised), _site_of(raised)
             began = watch.launches > 0 or _has_written(launched, before)
             refusal = refusal_by(raised, _text(raised), launched=began)
-            if self.strict and not _is_too_much(refusal, launched.launch):
+            if unusual is not None and isinstance(raised, Exception):
+                refusal = refusal or Refusal("host", type(raised).__name__, _text(raised))
+            elif self.strict and not _is_too_much(refusal, launched.launch):
                 refusal = None
         else:
             error = _resized(layouts, _layouts(launched))
         changed, beyond = called
+        if unusual is not None:
+            changed += tuple(f"{name}: what lies around its elements" for name in unusual.beyond)
         flagged = tuple(name for name, tensor in launched.inputs() if tensor.requires_grad)
         if flagged or any(output.tensor.requires_grad for output in launched.outputs.values()):
             launched = without_gradients(launched)
@@ -274,10 +289,29 @@ class Experiment:
         return Launch(
             *(tensors, before, error, site, refusal, tuple(watch.observations), changed, copies),
             *(chosen.own, beyond, configurations),
+            unusual=() if unusual is None else unusual.names,
         )
+
+    def _unusual(self, launched: AttentionTensors) -> UnusualCall | None:
+        """Return what calls the target in its place where the case is a contract trial."""
+        trial = self.case.contract
+        if trial is None:
+            return None
+        parameters = self.target.match.binding.parameter_of
+        return UnusualCall(self.target.call, trial, parameters, launched.outputs.values())
+
+    def _recording(self) -> AbstractContextManager[None]:
+        """Return the context in which nothing is learned of how a target rounds, where it gets other types."""
+        trial = self.case.contract
+        return nullcontext() if trial is None or not trial.to else self.backend.unrecorded(own=False)
 
     def _is_on_backend(self, tensors: AttentionTensors) -> bool:
         return tensors.device.type == self.backend.device
+
+
+def _is_of_other_device(raised: BaseException, trial: ContractTrial | None) -> bool:
+    """Return whether the simulator was given a tensor of another device, which Triton refuses on a GPU."""
+    return trial is not None and trial.form == "device" and isinstance(raised, UnsupportedByBackendError)
 
 
 def _is_too_much(refusal: Refusal | None, launch: LaunchHints) -> bool:

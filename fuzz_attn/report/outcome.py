@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fuzz_attn.case.contract_trial import trial_of
 from fuzz_attn.engine.failures.triage import class_of, has_place
 from fuzz_attn.engine.listeners.results import LEAST_JUDGED, FoundFailure, RunReport
 from fuzz_attn.operations.registry import operation_of
@@ -53,7 +54,8 @@ def verdict_of(report: RunReport, of: str = "") -> Sentence:
     statistics, failing = report.statistics, [found for found in report.failures if found.fails]
     among = f"in {count(statistics.cases, 'case')}{of}"
     if failing:
-        return Sentence("bad", f"{count(len(failing), 'failure')}{_others(report)} {among}", _news(failing))
+        words = f"{count(len(failing), 'failure')}{_of_contracts(failing)}{_others(report)} {among}"
+        return Sentence("bad", words, _news(failing))
     refused = f"{count(statistics.refused, 'case')} refused"
     if report.lost:
         return Sentence("bad", f"Failing cases without a row {among}", report.lost)
@@ -68,6 +70,17 @@ def verdict_of(report: RunReport, of: str = "") -> Sentence:
             f"Mostly refused: {statistics.refused} of {count(drawn, 'case')}, no failure{_others(report)} {among}",
         )
     return Sentence("good", f"No failure{_others(report)} {among}", confidence(statistics.cases))
+
+
+def _of_contracts(failing: Sequence[FoundFailure]) -> str:
+    """Return how many failures are of contracts only: unusual arguments that are neither read rightly nor refused."""
+    number = sum(map(is_of_contract, failing))
+    return f" ({'only' if number == len(failing) else number} of contracts)" if number else ""
+
+
+def is_of_contract(found: FoundFailure) -> bool:
+    """Return whether a failure needs an argument in an unusual form."""
+    return trial_of(found.counterexample.case) is not None
 
 
 def _others(report: RunReport) -> str:
@@ -139,10 +152,14 @@ def cause(found: FoundFailure) -> str:
 
 
 def rows_of(failures: Sequence[FoundFailure]) -> Iterator[tuple[FoundFailure, int, str]]:
-    """Yield a failure, its cases and its status for each row; those of a class that were only seen have one row."""
-    yield from ((found, found.cases, status_of(found)) for found in failures if found.followed)
+    """Yield a failure, its cases and its status for each row; those of a class that were only seen have one row.
+
+    Failures of contracts come after the others.
+    """
+    ordered = sorted(failures, key=is_of_contract)
+    yield from ((found, found.cases, status_of(found)) for found in ordered if found.followed)
     only_seen: dict[str, list[FoundFailure]] = {}
-    for found in failures:
+    for found in ordered:
         if not found.followed:
             only_seen.setdefault(class_of(found.counterexample.verdict), []).append(found)
     for same in only_seen.values():

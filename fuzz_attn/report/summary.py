@@ -70,7 +70,7 @@ Row: TypeAlias = tuple[str, str | Text]
 
 HOW_IT_WENT: Final = (
     *("kernels", "compiler", "kernels compiled", "shrinking"),
-    *("features", "like serving", "relations", "largest err / bound"),
+    *("features", "like serving", "relations", "contracts", "largest err / bound"),
 )
 """Rows of the summary that say how a run went, not what it found or left out."""
 
@@ -224,5 +224,8 @@ def _shares(statistics: Statistics) -> Iterator[Row]:
         yield "not exercised", "\n".join(statistics.unexercised)
     if statistics.relations:
         yield "relations", _relations(statistics.relations)
+    if statistics.contracts:
+        listed = ", ".join(f"{number} {what}" for what, number in sorted(statistics.contracts.items()))
+        yield "contracts", f"{count(sum(statistics.contracts.values()), 'unusual call')}: {listed}"
     yield "largest err / bound", ratios or "none measured"
     yield "mask coverage", _covered(statistics)

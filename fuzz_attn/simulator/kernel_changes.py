@@ -506,13 +506,18 @@ class _Proposer(SiteValues):
             for sign, name in (("//", "arith.divsi"), ("%", "arith.remsi")):
                 new = binary_in_words(sign, self.old, words)
                 yield self._with(f"{sign} {self.label(other)}", new, 5, BINARY[name][1], other)
-            if number is not None:
-                new = f"{self.old} // {words} * {words}"
-                yield self._with(f"down to {self.label(other)}", new, 5, _rounded_down, other)
-            else:
-                for sign, name in (("min", "arith.minsi"), ("max", "arith.maxsi")):
-                    new = binary_in_words(sign, self.old, words)
-                    yield self._with(f"{sign} {self.label(other)}", new, 5, BINARY[name][1], other)
+            yield from self._limited(other, number)
+
+    def _limited(self, other: Value, number: float | None) -> Iterator[Change]:
+        """Yield the value rounded down to a multiple of a number, or limited by a variable."""
+        words = self.words(other)
+        if number is not None:
+            new = f"{self.old} // {words} * {words}"
+            yield self._with(f"down to {self.label(other)}", new, 5, _rounded_down, other)
+            return
+        for sign, name in (("min", "arith.minsi"), ("max", "arith.maxsi")):
+            new = binary_in_words(sign, self.old, words)
+            yield self._with(f"{sign} {self.label(other)}", new, 5, BINARY[name][1], other)
 
     def _floats(self) -> Iterator[Change]:
         for number, words in ((2.0, "2"), (0.5, "0.5"), (-1.0, "-1"), (LOG2_E, "log2(e)"), (1 / LOG2_E, "ln(2)")):

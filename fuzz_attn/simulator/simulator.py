@@ -15,7 +15,7 @@ from fuzz_attn.simulator.mask_outcomes import Masks
 from fuzz_attn.simulator.process_memory import collection_paused, with_room
 from fuzz_attn.ttir.argument_types import Binder, Bound, text_of
 from fuzz_attn.ttir.ir import Function, Location
-from fuzz_attn.ttir.lowering import Lowering, Translations
+from fuzz_attn.ttir.lowering import Lowering, translations
 from fuzz_attn.ttir.parser import parse_module
 from fuzz_attn.ttir.triton_compat import python_function, source_digest, source_of
 
@@ -79,7 +79,7 @@ class Simulator:
         self.coverage = coverage
         self.rewrite = rewrite
         self.masks = Masks()
-        self.translations = Translations()
+        self.translations = translations()
         self.lowering = Lowering(self.translations)
         self._extension = extension
         self._disk = DiskCache(cache_dir) if cache_dir is not None and extension is NO_EXTENSION else None

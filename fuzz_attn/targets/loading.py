@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -17,10 +16,10 @@ import msgspec
 
 from fuzz_attn.binding.binding import Binding, Constant, python_value
 from fuzz_attn.binding.matching import match_of
-from fuzz_attn.binding.optional_arguments import arguments_of
 from fuzz_attn.binding.promises import declared, domain_of, stated_features
-from fuzz_attn.binding.signature import DECORATED, signature_of
+from fuzz_attn.binding.signature import DECORATED, arguments_of, signature_of
 from fuzz_attn.errors import BindingError, DomainError, FuzzAttnError, TargetError
+from fuzz_attn.foreign_files import target_points
 from fuzz_attn.targets.autotuned import configurations_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
 from fuzz_attn.targets.process_state import restored_process_state, target_defaults
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from fuzz_attn.case.domain import Domain
     from fuzz_attn.case.families import Family
 
-ENTRY_POINT_GROUP: Final = "fuzz_attn.targets"
 _MODULE_OF_FILE: Final = "fuzz_attn_target_{}"
 """The name of a module that was imported from a target's file."""
 
@@ -105,7 +103,7 @@ def _published(place: WheelPlace | CheckoutPlace) -> ModuleType:
 
 def target_names() -> tuple[str, ...]:
     """Return the names of all known targets: the built-in ones, then the entry points."""
-    return (*BUILT_IN_NAMES, *(point.name for point in _points()))
+    return (*BUILT_IN_NAMES, *(point.name for point in target_points()))
 
 
 def as_target(found: object, name: str, family: str | None = None, binding: Binding | None = None) -> Target:
@@ -153,12 +151,8 @@ def _declared(found: Target, name: str, binding: Binding | None) -> Target:
         raise TargetError(f"target={name!r} {error}") from error
 
 
-def _points() -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=ENTRY_POINT_GROUP))
-
-
 def _from_entry_point(spec: str, family: str | None, binding: Binding | None) -> Target | None:
-    for point in _points():
+    for point in target_points():
         if point.name == spec:
             try:
                 return as_target(point.load(), spec, family, binding)

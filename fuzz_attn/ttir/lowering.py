@@ -13,6 +13,7 @@ import linecache
 import traceback
 import weakref
 from collections.abc import Mapping
+from functools import cache, cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -46,11 +47,15 @@ class Translations:
 
     With TRITON_INTERPRET set, `@triton.jit` makes InterpretedFunctions, in Triton's own library too, and the front end
     rejects them. Here each gets a JITFunction of the same Python function, which sees others as JITFunctions too.
+    For each Triton looks for the function's source in its file, so that a process has one (``translations``).
     """
 
     def __init__(self) -> None:
         self._known: dict[Any, TranslatedFunction] = {}
-        self._generator = translating_generator(self.translated)
+
+    @cached_property
+    def _generator(self) -> type:
+        return translating_generator(self.translated)
 
     def translated(self, value: Any) -> Any:
         """Return the JITFunction of an InterpretedFunction; any other value as it is."""
@@ -67,6 +72,12 @@ class Translations:
         Any kernel may call one: Triton's own library is decorated when Triton is imported, before the kernel.
         """
         return using_generator(self._generator)
+
+
+@cache
+def translations() -> Translations:
+    """Return the translations of this process."""
+    return Translations()
 
 
 TORCH_TYPES: Final[dict[torch.dtype, tuple[str, str]]] = {

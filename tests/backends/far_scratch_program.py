@@ -13,8 +13,8 @@ from unittest import mock
 from fuzz_attn.case import attention_case
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, Sequence
-from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.orders import Order, Setup
+from fuzz_attn.engine.replay import InProcess
 
 SMALL = AttentionCase(
     sequences=(Sequence(1, 4),) * 2,
@@ -24,7 +24,7 @@ SMALL = AttentionCase(
 )
 TARGET = """
 from pathlib import Path
-from fuzz_attn.mutation.seeded.edited_kernels import target_with_seeded_bug
+from fuzz_attn.mutation.edited_kernels import target_with_seeded_bug
 
 target = target_with_seeded_bug(Path({folder!r}), "narrow")
 """

@@ -24,7 +24,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from fuzz_attn.backends import backend_named, preflight, shims
-from fuzz_attn.backends.interpreter import InterpreterBackend
+from fuzz_attn.backends.interpreter import InterpreterBackend, needed_shims
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.case.recipes import SinkRecipe
@@ -358,6 +358,7 @@ def test_the_preflight_detects_a_broken_interpreter(broken: str, defect: str, mo
 
 def test_arithmetic_that_no_shim_fixes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_dot_is_right", lambda dtype, device: dtype != torch.float32)
+    needed_shims.cache_clear()
     with pytest.raises(BackendError, match=r"^backend='interpreter' computes wrongly, .* fixes it: dot:float32$"):
         InterpreterBackend().preflight()
 

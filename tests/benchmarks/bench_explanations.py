@@ -33,7 +33,7 @@ from fuzz_attn.engine.failures.triage import OUTPUT, class_of
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.errors import FuzzAttnError, HangInterrupt
 from fuzz_attn.mutation.batch_runner import CaseStream, limited_processor_time
-from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs, seeded_bug
+from fuzz_attn.mutation.seeded_bugs import load_seeded_bugs, seeded_bug
 from fuzz_attn.oracle.verdict import Verdict
 
 TABLES: Final = Path(fuzz_attn.__file__).parent / "mutation" / "seeded" / "tables"
@@ -141,7 +141,7 @@ def failing(name: str, family: str, target: Any, *, draws: bool, saved: bool) ->
 def explained(name: str, family: str, *, draws: bool, saved: bool) -> dict[str, Any]:
     """Return the reason and the words for one bug in one family, with the case."""
     from fuzz_attn.forensics.explain import explain  # noqa: PLC0415 - after the backend is prepared
-    from fuzz_attn.mutation.seeded.edited_kernels import target_with  # noqa: PLC0415 - as above
+    from fuzz_attn.mutation.edited_kernels import target_with  # noqa: PLC0415 - as above
     from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
 
     backend = judge().backend

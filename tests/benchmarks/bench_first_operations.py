@@ -33,7 +33,7 @@ from bench_explanations import (  # type: ignore[import-not-found] # beside this
 
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.forensics.explanation import FirstOperation
-from fuzz_attn.mutation.seeded.bugs import SeededBug, load_seeded_bugs, seeded_bug
+from fuzz_attn.mutation.seeded_bugs import SeededBug, load_seeded_bugs, seeded_bug
 
 USES: Final = FORENSICS / "first_operations.toml"
 _ARGUMENT: Final = re.compile(r"`(\w+)`")
@@ -41,7 +41,7 @@ _ARGUMENT: Final = re.compile(r"`(\w+)`")
 
 def changed_lines(bug: SeededBug, edited: Path) -> set[tuple[str, str]]:
     """Return file and text of each line in a statement that a bug's edits changed, before and after."""
-    from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder  # noqa: PLC0415 - after the backend is prepared
+    from fuzz_attn.mutation.edited_kernels import kernels_folder  # noqa: PLC0415 - after the backend is prepared
 
     found: set[tuple[str, str]] = set()
     for file in {edit.file for edit in bug.edits}:
@@ -100,7 +100,7 @@ def grade(found: FirstOperation, bug: SeededBug, edited: Path, uses: list[str]) 
 def compared(name: str, family: str) -> dict[str, Any]:
     """Return the row of one bug in one family."""
     from fuzz_attn.forensics.first_operation import first_operation  # noqa: PLC0415 - after the backend is prepared
-    from fuzz_attn.mutation.seeded.edited_kernels import target_with  # noqa: PLC0415 - as above
+    from fuzz_attn.mutation.edited_kernels import target_with  # noqa: PLC0415 - as above
     from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
     from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from fuzz_attn.binding.binding import Binding, binding_of, read_binding
+from fuzz_attn.calibration import path_trials
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.cli.targets import print_binding
 from fuzz_attn.engine.case_judge import load
@@ -21,8 +23,24 @@ from fuzz_attn.targets.loading import load_target
 FILE: Final = Path(__file__).parents[1] / "sample_targets" / "with_flags.py"
 
 
+@pytest.fixture(autouse=True)
+def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trials end on a machine that is busy, too."""
+    monkeypatch.setattr(path_trials, "SECONDS", 300.0)
+
+
 def ready_of(name: str, stated: dict[str, Any] | Binding | None = None) -> Ready:
-    return load(Setup(f"{FILE}:{name}", backend="interpreter", binding=binding_of(stated))).ready()
+    return _ready(name) if stated is None else load(_setup(name, binding_of(stated))).ready()
+
+
+@cache
+def _ready(name: str) -> Ready:
+    """Return what is found without a stated binding; to try all optional arguments takes two seconds."""
+    return load(_setup(name, None)).ready()
+
+
+def _setup(name: str, binding: Binding | None) -> Setup:
+    return Setup(f"{FILE}:{name}", backend="interpreter", binding=binding)
 
 
 def test_values_that_change_nothing_are_drawn_and_the_others_are_listed() -> None:

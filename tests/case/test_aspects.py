@@ -28,6 +28,7 @@ from fuzz_attn.case.aspects import (
 )
 from fuzz_attn.case.attention_case import AttentionCase, inexpressible, replace
 from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import DTypeName
@@ -37,7 +38,7 @@ from fuzz_attn.errors import CaseError
 from fuzz_attn.operations.attention.refusals import ATTRIBUTES, value_of_key, values_within
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import values_in
-from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.strategies.draws import Sample
 from fuzz_attn.targets.loading import load_target
 
 PATHS = (("fast", (True,)), ("order", ("b", None)))
@@ -46,11 +47,13 @@ ONE_KEY = AttentionCase((Sequence(1),), softmax_scale=0.25)
 
 @cache
 def drawn(family: Family) -> tuple[AttentionCase, ...]:
-    """Return cases of a family, one in four as a GPU has them, with options of the compiler, and some with paths."""
+    """Return cases of a family, one in four as a GPU has them, with options of the compiler, and some with paths or as
+    contract trials."""
     domain = msgspec.structs.replace(load_target(family).domain, features=FEATURES_OF[family])
     with_paths = msgspec.structs.replace(domain, configurations=5, arguments=PATHS)
     random, usual, on_gpu, others = Random(4), cases(domain), cases(domain.on_gpu()), cases(with_paths)
     few = tuple(Sample(random).draw(others) for _ in range(40))
+    few += tuple(replace(case, contract=ContractTrial("stepped", "seq_lens")) for case in few[:4])
     return tuple(Sample(random).draw(usual if number % 4 else on_gpu) for number in range(200)) + few
 
 

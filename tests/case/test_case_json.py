@@ -14,6 +14,7 @@ from fuzz_attn.case import attention_case, compile_key, parts, recipes
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.plain import Plain
@@ -95,6 +96,7 @@ FULL = AttentionCase(
     lse=LogSumExp("2", "heads", with_sinks=False, empty="inf"),
     seed=2**53 - 1,
     form=CallForm("scalar", 1, 2, False, 3, 4, 5),
+    contract=ContractTrial("type", "seq_lens", "int64"),
 )
 
 GOLDEN = (
@@ -117,7 +119,8 @@ GOLDEN = (
     '"launch":{"path":"3d","num_segments":5,"tile_size":32,"num_warps":8,"num_stages":2,"configuration":7,"arguments":[["use_td",true],["mode","b"],["chunk",null]]},'
     '"lse":{"base":"2","order":"heads","with_sinks":false,"empty":"inf"},'
     '"seed":9007199254740991,'
-    '"form":{"scales":"scalar","window":1,"cache_name":2,"query_starts":false,"extra_table_rows":3,"extra_output_rows":4,"extra_new_rows":5}}'
+    '"form":{"scales":"scalar","window":1,"cache_name":2,"query_starts":false,"extra_table_rows":3,"extra_output_rows":4,"extra_new_rows":5},'
+    '"contract":{"form":"type","role":"seq_lens","to":"int64"}}'
 )
 
 SPLIT = AttentionCase(
@@ -202,6 +205,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "extra_output_rows": 0,
             "extra_new_rows": 0,
         },
+        "contract": None,
     },
     "Causal": {"type": "causal"},
     "Chunks": {"type": "chunks", "size": 16},

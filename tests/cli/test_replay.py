@@ -23,11 +23,11 @@ from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence
 from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample, trust
-from fuzz_attn.counterexamples.trust import ENTRY_POINT_GROUP, is_installed
+from fuzz_attn.counterexamples.trust import is_installed
+from fuzz_attn.foreign_files import ENTRY_POINT_GROUP
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.report import terminal
 from fuzz_attn.report.printing import save_picture
-from fuzz_attn.targets import loading
 
 TARGETS = Path(__file__).parents[1] / "sample_targets"
 
@@ -333,7 +333,7 @@ def test_an_entry_point_of_an_installed_package_is_trusted_unless_the_current_fo
     hidden: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points = [point for point in entry_points(group="console_scripts") if point.name == "f2py"]
-    monkeypatch.setattr(trust, "entry_points", lambda group: points)
+    monkeypatch.setattr(trust, "target_points", lambda: points)
     if hidden:
         (folder / "numpy.py").write_text("")
     monkeypatch.syspath_prepend(str(folder))
@@ -341,7 +341,6 @@ def test_an_entry_point_of_an_installed_package_is_trusted_unless_the_current_fo
 
 
 def test_an_entry_point_of_the_current_folder_is_not_trusted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ENTRY_POINT_GROUP == loading.ENTRY_POINT_GROUP
     package = folder / "planted-1.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")

@@ -12,7 +12,7 @@ from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.case.families import Family
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Setup
-from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
+from fuzz_attn.mutation.edited_kernels import kernels_folder
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.mask_gaps import Explanation
 

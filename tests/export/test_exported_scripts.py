@@ -37,12 +37,12 @@ from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.export.script import WIDTH, exported, wrapped
-from fuzz_attn.mutation.seeded.edited_kernels import kernels_folder
+from fuzz_attn.mutation.edited_kernels import kernels_folder
 from fuzz_attn.operations.calls.call_case import Call, CallSequence
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.relations import relations_of
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.strategies.draws import Sample
 from fuzz_attn.targets.built_in import BUILT_IN_LAUNCHERS, built_in
 
 HERE = Path(__file__).parent

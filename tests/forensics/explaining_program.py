@@ -30,8 +30,8 @@ def explained(
     bug: str, saved: dict[str, Any], backend: Any, scratch: Path, tables: Path, *, repair: bool
 ) -> dict[str, Any]:
     """Return the explanation of a bug's saved case as plain data, with the processor time that it took."""
-    from fuzz_attn.mutation.seeded.bugs import seeded_bug  # noqa: PLC0415 - after the backend is prepared
-    from fuzz_attn.mutation.seeded.edited_kernels import target_with  # noqa: PLC0415 - as above
+    from fuzz_attn.mutation.edited_kernels import target_with  # noqa: PLC0415 - after the backend is prepared
+    from fuzz_attn.mutation.seeded_bugs import seeded_bug  # noqa: PLC0415 - as above
     from fuzz_attn.operations.registry import operation_of_family  # noqa: PLC0415 - as above
 
     operation = operation_of_family(saved["family"])

@@ -34,8 +34,8 @@ def refuse(**_: object) -> None:
 def named(name: str, cases: dict[str, Any], backend: Any, scratch: Path) -> FirstOperation:
     """Return the first operation of a seeded bug that differs from our kernel."""
     from fuzz_attn.forensics.first_operation import first_operation  # noqa: PLC0415 - after the backend is prepared
-    from fuzz_attn.mutation.seeded.bugs import seeded_bug  # noqa: PLC0415 - as above
-    from fuzz_attn.mutation.seeded.edited_kernels import target_with  # noqa: PLC0415 - as above
+    from fuzz_attn.mutation.edited_kernels import target_with  # noqa: PLC0415 - as above
+    from fuzz_attn.mutation.seeded_bugs import seeded_bug  # noqa: PLC0415 - as above
     from fuzz_attn.properties.experiment import Experiment  # noqa: PLC0415 - as above
     from fuzz_attn.targets.loading import load_target  # noqa: PLC0415 - as above
 

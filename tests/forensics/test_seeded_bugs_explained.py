@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fuzz_attn.forensics.explanation import REASONS
-from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
+from fuzz_attn.mutation.seeded_bugs import load_seeded_bugs
 
 HERE = Path(__file__).parent
 TABLES = Path(__file__).parents[2] / "fuzz_attn" / "mutation" / "seeded" / "tables"

@@ -18,7 +18,7 @@ from fuzz_attn.engine.case_judge import CaseJudge, load
 from fuzz_attn.engine.orders import Setup
 from fuzz_attn.errors import DomainError, NotJudgedError
 from fuzz_attn.given import kernel_check
-from fuzz_attn.given.hypothesis_compat import is_final
+from fuzz_attn.given.kernel_check import is_final
 
 TARGETS = Path(__file__).parents[1] / "sample_targets"
 RIGHT = f"{TARGETS / 'torch_attention.py'}:unified_attention"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
+from fuzz_attn.mutation.seeded_bugs import load_seeded_bugs
 from fuzz_attn.operations.registry import OPERATIONS, operation_of_family
 
 HERE = Path(__file__).parent

@@ -65,8 +65,6 @@ LINES_OF_A_MODULE: Final = 700
 
 NAMED_AFTER_OTHERS: Final = {"kernels", "strategies", "cli", "backends"}
 """Folders whose modules have the names of what they call, draw, start or run: of roles, recipes, commands, options."""
-NAMED_TWICE: Final = {"explanation"}
-"""Names of modules that the engine also has. The list only gets shorter."""
 
 
 def modules() -> dict[str, Path]:
@@ -255,7 +253,7 @@ def test_folders_and_modules_stay_small() -> None:
 def test_no_two_modules_have_the_same_name() -> None:
     own = (name for name in MODULES if name not in PACKAGES and part_of(name) not in NAMED_AFTER_OTHERS)
     counted = Counter(name.rpartition(".")[2] for name in own)
-    assert {name for name, count in counted.items() if count > 1} - NAMED_TWICE == set()
+    assert {name for name, count in counted.items() if count > 1} == set()
 
 
 def test_the_architecture_page_prints_the_layers() -> None:

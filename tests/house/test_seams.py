@@ -35,7 +35,7 @@ def test_no_other_module_has_the_rule(words: str) -> None:
 KNOW_NO_OPERATION = ("engine", "workers", "counterexamples", "report", "export", "mutation", "cli")
 """Packages that ask an operation, and know none by name."""
 OF_AN_OPERATION = re.compile(
-    r"AttentionCase|StateCase|WriteCase|operations\.(attention|merge_states|cache_write)|fuzz_attn\.strategies\.(?!sampling)|"
+    r"AttentionCase|StateCase|WriteCase|operations\.(attention|merge_states|cache_write)|fuzz_attn\.strategies\.(?!draws\b)|"
     r"fuzz_attn\.case\.(attention_case|case_fields|cases|changes|compile_key|description|domain|families|parts|recipes|serving)\b"
 )
 

@@ -18,7 +18,7 @@ from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.case.recipes import QQBiasRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.engine.judges.in_process import InProcess
+from fuzz_attn.engine.replay import InProcess
 from fuzz_attn.errors import LedgerError
 from fuzz_attn.ledger import replaying
 from fuzz_attn.ledger.defects import OWN, TABLE, load_table

@@ -9,7 +9,7 @@ import fuzz_attn
 
 TARGET = """
 from pathlib import Path
-from fuzz_attn.mutation.seeded.edited_kernels import target_with_seeded_bug
+from fuzz_attn.mutation.edited_kernels import target_with_seeded_bug
 
 target = target_with_seeded_bug(Path({folder!r}), {name!r}, {family!r})
 """

@@ -19,8 +19,8 @@ from fuzz_attn.case.recipes import (
     QQBiasRecipe,
 )
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
-from fuzz_attn.mutation.seeded.edited_kernels import target_with
+from fuzz_attn.mutation.edited_kernels import target_with
+from fuzz_attn.mutation.seeded_bugs import load_seeded_bugs
 from fuzz_attn.properties.check import check
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.targets.loading import load_target

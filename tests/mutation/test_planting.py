@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs, seeded_bug
+from fuzz_attn.mutation.seeded_bugs import load_seeded_bugs, seeded_bug
 from fuzz_attn.targets.loading import load_target
 
 TABLES = Path(__file__).parents[2] / "fuzz_attn" / "mutation" / "seeded" / "tables"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fuzz_attn.errors import SeededBugError
-from fuzz_attn.mutation.seeded.bugs import Edit, SeededBug, edited_copy, load_seeded_bugs, seeded_bug
-from fuzz_attn.mutation.seeded.edited_kernels import target_with
+from fuzz_attn.mutation.edited_kernels import target_with
+from fuzz_attn.mutation.seeded_bugs import Edit, SeededBug, edited_copy, edited_texts, load_seeded_bugs, seeded_bug
 from fuzz_attn.operations.registry import FAMILIES
 from fuzz_attn.targets.loading import load_target
 
@@ -23,14 +23,18 @@ def bug_of(*edits: Edit) -> SeededBug:
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_edits_fit_the_kernels(bug: SeededBug, tmp_path: Path) -> None:
+def test_edits_fit_the_kernels(bug: SeededBug) -> None:
+    for file, text in edited_texts(bug, KERNELS).items():
+        assert text != (KERNELS / file).read_text()
+        ast.parse(text)
+
+
+def test_a_copy_differs_in_the_edited_files(tmp_path: Path) -> None:
+    bug = next(bug for bug in BUGS if len({edit.file for edit in bug.edits}) > 1)
     copy = edited_copy(bug, KERNELS, tmp_path / "kernels")
-    changed = [
-        path for path in KERNELS.rglob("*.py") if (copy / path.relative_to(KERNELS)).read_text() != path.read_text()
-    ]
-    assert {str(path.relative_to(KERNELS)) for path in changed} == {edit.file for edit in bug.edits}
-    for path in changed:
-        ast.parse((copy / path.relative_to(KERNELS)).read_text())
+    files = {str(path.relative_to(KERNELS)): path.read_text() for path in KERNELS.rglob("*.py")}
+    assert files | edited_texts(bug, KERNELS) == {file: (copy / file).read_text() for file in files}
+    assert set(edited_texts(bug, KERNELS)) == {edit.file for edit in bug.edits}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

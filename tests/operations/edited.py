@@ -8,8 +8,8 @@ from typing import Any
 
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.engine.schedule import play_round
-from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
-from fuzz_attn.mutation.seeded.edited_kernels import target_with
+from fuzz_attn.mutation.edited_kernels import target_with
+from fuzz_attn.mutation.seeded_bugs import load_seeded_bugs
 from fuzz_attn.operations.registry import OPERATIONS, AnyCase, AnyDomain
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.targets.target import Target

@@ -23,7 +23,7 @@ from fuzz_attn.operations.merge_states.state_experiment import LOGARITHM, merge
 from fuzz_attn.operations.merge_states.state_tensors import StateTensors, materialise
 from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.oracle.roundings import UNIT, half_spacing
-from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.strategies.draws import Sample
 
 COUNT: Final = int(os.environ.get("FUZZ_ATTN_ORACLE_CASES", "120"))
 DOMAIN: Final = StateDomain()

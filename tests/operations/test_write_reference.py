@@ -21,7 +21,7 @@ from fuzz_attn.operations.cache_write.write_draws import write_cases
 from fuzz_attn.operations.cache_write.write_experiment import write
 from fuzz_attn.operations.cache_write.write_tensors import WriteTensors, materialise
 from fuzz_attn.oracle.roundings import UNIT
-from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.strategies.draws import Sample
 
 COUNT: Final = int(os.environ.get("FUZZ_ATTN_ORACLE_CASES", "200"))
 DOMAIN: Final = WriteDomain()

@@ -34,7 +34,7 @@ from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.strategies.draws import Sample
 
 COUNT: Final = int(os.environ.get("FUZZ_ATTN_ORACLE_CASES", "40"))
 RowViews = Callable[[AttentionTensors], Iterator[Any]]

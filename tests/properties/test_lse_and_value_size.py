@@ -22,7 +22,7 @@ from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import relations_of
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.strategies.draws import Sample
 from fuzz_attn.targets.loading import as_target
 from fuzz_attn.targets.target import Target
 

@@ -57,7 +57,7 @@ from fuzz_attn.properties.relations import (
 )
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
-from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.strategies.draws import Sample
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.target import Target

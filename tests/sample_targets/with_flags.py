@@ -119,6 +119,12 @@ def _decode(query, output, key_cache, value_cache, block_table, seq_lens, softma
     )
 
 
+def _require_dense(*tensors):
+    for tensor in tensors:
+        if tensor.numel() and tensor.stride(-1) != 1:
+            raise ValueError(f"the last stride is {tensor.stride(-1)}, must be 1")
+
+
 def decode(
     query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale,
     wide_loads=False, order: Literal["forward", "backward"] = "forward", absolute=False, chunk=-1, use_unknown=False,
@@ -126,6 +132,7 @@ def decode(
     """Write the attention of each sequence's new token into `output`, right on each path."""
     if use_unknown:
         raise ValueError("use_unknown needs another GPU")
+    _require_dense(block_table, seq_lens)
     tensors = (query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale)
     flags = {"BACKWARD": order == "backward", "ABSOLUTE": absolute, "BROKEN": False}
     _decode(*tensors, tile=64 if wide_loads else 16, **flags)
@@ -138,6 +145,7 @@ def broken_decode(
     """Do the same, wrong with `wide_loads`."""
     if use_unknown:
         raise ValueError("use_unknown needs another GPU")
+    _require_dense(block_table, seq_lens)
     tensors = (query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale)
     flags = {"BACKWARD": order == "backward", "ABSOLUTE": absolute, "BROKEN": wide_loads}
     _decode(*tensors, tile=64 if wide_loads else 16, **flags)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+
+from fuzz_attn.simulator import session
+from fuzz_attn.simulator.simulator import Simulator
 
 KERNELS = Path(__file__).with_name("kernels")
 Loader = Callable[[Path], ModuleType]
@@ -18,6 +22,17 @@ Loader = Callable[[Path], ModuleType]
 def seeded() -> None:
     """Let torch draw the same numbers in each test, whichever ran before it in the process."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def shared_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let launches without a simulator of their own share one, so that a process lowers each kernel once."""
+    monkeypatch.setattr(session, "Simulator", _simulator)
+
+
+@cache
+def _simulator() -> Simulator:
+    return Simulator()
 
 
 @pytest.fixture(scope="session")

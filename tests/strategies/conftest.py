@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.strategies.draws import Sample
 
 Condition: TypeAlias = Callable[[Any], object]
 Finder: TypeAlias = Callable[..., Any]

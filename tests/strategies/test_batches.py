@@ -15,9 +15,7 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.strategies.batches import MAX_MANY, SURGES, VAST_KEYS, batches
-from fuzz_attn.strategies.compile_keys import key_pool
-from fuzz_attn.strategies.heads import MOST_KV_HEADS
-from fuzz_attn.strategies.sampling.budgets import (
+from fuzz_attn.strategies.budgets import (
     CHUNK_TIMES,
     MAX_CACHE_ELEMENTS,
     MAX_MS,
@@ -40,6 +38,8 @@ from fuzz_attn.strategies.sampling.budgets import (
     budget_for,
     smallest_block_q,
 )
+from fuzz_attn.strategies.compile_keys import key_pool
+from fuzz_attn.strategies.heads import MOST_KV_HEADS
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 PAGE = 16

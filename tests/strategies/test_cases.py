@@ -34,10 +34,10 @@ from fuzz_attn.case.recipes import (
     SinkRecipe,
     TopLeft,
 )
+from fuzz_attn.strategies.budgets import MOST_SCORES, MOST_TOKENS
 from fuzz_attn.strategies.cases import ABOVE_ALL, cases
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.heads import MOST_QUERY_HEADS
-from fuzz_attn.strategies.sampling.budgets import MOST_SCORES, MOST_TOKENS
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 RARE = {"large_offsets", "far_axes"}

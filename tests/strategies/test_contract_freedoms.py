@@ -18,7 +18,7 @@ from fuzz_attn.engine import schedule
 from fuzz_attn.engine.schedule import ON_CPU
 from fuzz_attn.operations.operation import derived_seed
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.sampling.draws import Sample
+from fuzz_attn.strategies.draws import Sample
 from fuzz_attn.targets.loading import load_target
 
 ROUNDS_OF_EACH_FAMILY = 42

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz_attn.strategies.sampling.covering_arrays import Row, pairwise
+from fuzz_attn.strategies.covering_arrays import Row, pairwise
 
 SIZES = st.lists(st.integers(1, 6), min_size=2, max_size=6)
 

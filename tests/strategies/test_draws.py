@@ -15,9 +15,9 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
+from fuzz_attn.strategies.draws import Sample, composite, sampled_from
 from fuzz_attn.strategies.memory_layouts import layout_pool
 from fuzz_attn.strategies.relation_choices import with_choices
-from fuzz_attn.strategies.sampling.draws import Sample, composite, sampled_from
 
 
 class OneDraw(ExampleDatabase):

@@ -24,6 +24,7 @@ from fuzz_attn.case.recipes import (
     QQBiasRecipe,
     SinkRecipe,
 )
+from fuzz_attn.strategies.draws import sampled_from
 from fuzz_attn.strategies.dtypes import dtypes
 from fuzz_attn.strategies.features import (
     HUGE_WINDOW,
@@ -39,10 +40,8 @@ from fuzz_attn.strategies.features import (
 from fuzz_attn.strategies.heads import MOST_QUERY_HEADS, MOST_ROW_ELEMENTS, head_layouts, head_sizes
 from fuzz_attn.strategies.memory_layouts import layout_pool, memory_layouts
 from fuzz_attn.strategies.pages import block_sizes, page_layouts
-from fuzz_attn.strategies.poisons import poisons
 from fuzz_attn.strategies.relation_choices import NUM_CHOICES, relation_choices, with_choices
-from fuzz_attn.strategies.sampling.draws import sampled_from
-from fuzz_attn.strategies.values import overrides, score_recipes, value_recipes
+from fuzz_attn.strategies.values import overrides, poisons, score_recipes, value_recipes
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 FP8 = DTypes(q="float8_e5m2", kv="float8_e5m2", out="float8_e5m2")

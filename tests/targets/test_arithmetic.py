@@ -16,8 +16,8 @@ from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.orders import Order
-from fuzz_attn.mutation.seeded.bugs import Edit, SeededBug
-from fuzz_attn.mutation.seeded.edited_kernels import target_with, target_with_seeded_bug
+from fuzz_attn.mutation.edited_kernels import target_with, target_with_seeded_bug
+from fuzz_attn.mutation.seeded_bugs import Edit, SeededBug
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.properties.bounded_relations import other_family
 from fuzz_attn.properties.experiment import Experiment

@@ -19,8 +19,8 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import Causal, Chunks, Custom, Full, Lookahead, Mask, TopLeft
-from fuzz_attn.engine.judges.in_process import InProcess
 from fuzz_attn.engine.orders import Order, Setup
+from fuzz_attn.engine.replay import InProcess
 from fuzz_attn.errors import BindingError, ReturnedOutputError
 from fuzz_attn.inputs.storage import storage_bytes
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise

@@ -16,10 +16,11 @@ from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.not_drawn import sentences
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.errors import TargetError
+from fuzz_attn.foreign_files import ENTRY_POINT_GROUP
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.targets import loading, process_state
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
-from fuzz_attn.targets.loading import ENTRY_POINT_GROUP, as_target, load_target, target_names
+from fuzz_attn.targets.loading import as_target, load_target, target_names
 from fuzz_attn.targets.target import Target, slug_of
 
 FOLDER = Path(__file__).parents[1] / "sample_targets"
@@ -162,9 +163,7 @@ def test_entry_points_are_targets(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         "renamed": point("renamed", "package_with_a_kernel:other"),
         "number": point("number", "package_with_a_kernel:nothing"),
     }
-    monkeypatch.setattr(
-        loading, "entry_points", lambda group: tuple(points.values()) if group == ENTRY_POINT_GROUP else ()
-    )
+    monkeypatch.setattr(loading, "target_points", lambda: tuple(points.values()))
     assert target_names() == (*BUILT_IN_NAMES, "theirs", "gone", "renamed", "number")
     assert load_target("theirs").name == "theirs"
     for name, message in {
@@ -175,6 +174,16 @@ def test_entry_points_are_targets(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     }.items():
         with pytest.raises(TargetError, match=message):
             load_target(name)
+
+
+def test_a_package_that_is_installed_meanwhile_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "planted" not in target_names()
+    package = tmp_path / "planted-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
+    (package / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\nplanted = numpy:dot\n")
+    assert "planted" in target_names()
 
 
 @pytest.mark.parametrize(

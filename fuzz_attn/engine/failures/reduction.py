@@ -29,6 +29,7 @@ from fuzz_attn.case.aspect_table import ANY_RELATION, AspectTable, named
 from fuzz_attn.case.aspects import Aspect
 from fuzz_attn.case.paths import needs_paths, with_configuration
 from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.engine.closer_look import explained, in_words
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
 from fuzz_attn.engine.failures.records import Records
@@ -44,7 +45,6 @@ from fuzz_attn.engine.failures.triage import (
     may_be_together,
     trigger_in,
 )
-from fuzz_attn.engine.judges.explanation import explained, in_words
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import BudgetSpentInterrupt, CaseError, ShareSpentInterrupt
 from fuzz_attn.operations.operation import Lengths, Operation

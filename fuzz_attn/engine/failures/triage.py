@@ -29,6 +29,7 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn.case.contract_trial import NAME
 from fuzz_attn.case.paths import of_any_configuration
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import Which, name_of
@@ -65,7 +66,12 @@ def failures_of(answer: Answer) -> tuple[Verdict, ...]:
 
 
 def class_of(verdict: Verdict) -> str:
-    """Return the class of a failure, which stays the same while it is shrunk. It names an output beside attention's."""
+    """Return the class of a failure, which stays the same while it is shrunk. It names an output beside attention's.
+
+    That of a contract trial is what it is about.
+    """
+    if verdict.property_name == NAME and not verdict.passed:
+        return f"{NAME} {verdict.message.partition(':')[0]}"
     of = f" {verdict.output}" if verdict.output not in ("", "out") else ""
     if verdict.kind in _OUTPUT_KINDS:
         return OUTPUT + of

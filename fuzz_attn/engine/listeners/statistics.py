@@ -16,6 +16,7 @@ import msgspec
 from fuzz_attn.backends import configurations, mask_coverage
 from fuzz_attn.backends.configurations import KernelConfigurations
 from fuzz_attn.backends.mask_coverage import Mask, Outcome, TargetCoverage
+from fuzz_attn.case.contract_trial import REFUSED, trial_of
 from fuzz_attn.case.not_drawn import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.plain import Finite, Plain, Seconds, Whole
 from fuzz_attn.engine.events import (
@@ -60,6 +61,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     - ``compile_keys`` maps the number of each compile key to its number of cases.
     - ``features`` maps each feature to its number of cases; a case without any counts as :data:`PLAIN`.
     - ``relations`` maps each metamorphic relation to its number of cases.
+    - ``contracts`` maps what became of contract trials to their number: ``right``, ``refused`` or ``failed``.
     - ``ratios`` maps each output dtype to the largest ``err / bound`` of a passing case.
     - ``kernels_compiled`` and ``kernels_loaded`` count the kernels that Triton compiled or found compiled by an earlier
       process, shrinking included; workers do not share their counts.
@@ -96,6 +98,7 @@ class Statistics(Plain, frozen=True, omit_defaults=False):
     compiling: Seconds = 0.0
     features: dict[str, Whole] = msgspec.field(default_factory=dict)
     relations: dict[str, Whole] = msgspec.field(default_factory=dict)
+    contracts: dict[str, Whole] = msgspec.field(default_factory=dict)
     ratios: dict[str, Finite] = msgspec.field(default_factory=dict)
     shims: tuple[str, ...] = ()
     not_drawn: NotDrawn = msgspec.field(default_factory=dict)
@@ -160,6 +163,7 @@ class Tally:
     compiling: float = 0.0
     features: Counter[str] = field(default_factory=Counter)
     relations: Counter[str] = field(default_factory=Counter)
+    contracts: Counter[str] = field(default_factory=Counter)
     ratios: dict[str, float] = field(default_factory=dict)
     shims: tuple[str, ...] = ()
     not_drawn: NotDrawn = field(default_factory=dict)
@@ -254,6 +258,9 @@ class Tally:
         self.features.update(operation.features_of(case) or (PLAIN,))
         if relation:
             self.relations[relation] += 1
+        if trial_of(case) is not None:
+            refused = REFUSED if verdict.message.startswith(REFUSED) else "right"
+            self.contracts[refused if verdict.passed else "failed"] += 1
         if verdict.passed and verdict.ratio is not None:
             dtype = operation.ratio_type(case)
             self.ratios[dtype] = max(self.ratios.get(dtype, 0.0), verdict.ratio)
@@ -318,6 +325,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         compiling=sum(shard.compiling for shard in shards),
         features=_sums(shard.features for shard in shards),
         relations=_sums(shard.relations for shard in shards),
+        contracts=_sums(shard.contracts for shard in shards),
         ratios=_maxima(shard.ratios for shard in shards),
         shims=first.shims,
         not_drawn=dict(ChainMap(*(shard.not_drawn for shard in shards))),

@@ -22,6 +22,7 @@ from fuzz_attn.case.aspects import (
     words_of,
 )
 from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.contract_trial import named_of
 from fuzz_attn.case.description import Line, describe
 from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.dtypes import is_fp8
@@ -41,6 +42,7 @@ from fuzz_attn.operations.operation import (
     Refusals,
     RoundSize,
     SharedRound,
+    tensor_roles,
 )
 from fuzz_attn.properties.relations import RELATIONS, chosen_relation, has_second_case, second_case
 
@@ -76,13 +78,46 @@ class Attention(Operation):
     features: ClassVar[dict[str, Aspect]] = {str(name): aspect for name, aspect in FEATURES.items()}
     relations = RELATIONS
     poisons = POISONS
+    tensor_roles = tensor_roles(
+        {
+            "seq_lens": "lengths",
+            "query_lens": "lengths",
+            "context_lens": "lengths",
+            "query_start_loc": "indices",
+            "key_start_loc": "indices",
+            "block_table": "indices",
+            "kv_indptr": "indices",
+            "kv_indices": "indices",
+            "slot_table": "indices",
+            "request_ids": "indices",
+            "mask_indptr": ("indices", "custom_mask"),
+            "query": "numbers",
+            "batched_query": "numbers",
+            "new_keys": "numbers",
+            "new_values": "numbers",
+            "key_cache": "cache",
+            "value_cache": "cache",
+            "latent_cache": "cache",
+            "output": "output",
+            "lse": ("sums", "lse"),
+            "custom_mask": ("mask", "custom_mask"),
+            "replacing_mask": ("mask", "custom_mask"),
+            "alibi_slopes": ("vector", "alibi"),
+            "sinks": ("vector", "sinks"),
+            "qq_bias": ("bias", "qq_bias"),
+            "q_scale": ("scale", "fp8_q"),
+            "k_scale": ("scale", "fp8_q fp8_kv"),
+            "v_scale": ("scale", "fp8_q fp8_kv"),
+            "out_scale": ("scale", "fp8_out"),
+        }
+    )
     fp8_output = FP8_OUTPUT
     is_exported = True
     has_tolerances = True
 
     def features_of(self, case: AttentionCase) -> tuple[str, ...]:
         """Return the names of the features that identify a failure of the case, in a fixed order."""
-        return features_of(case)
+        return (*named_of(case), *features_of(case))
 
     def all_features_of(self, case: AttentionCase) -> frozenset[str]:
         """Return the names of all features of the case."""

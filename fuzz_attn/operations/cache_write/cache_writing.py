@@ -23,6 +23,7 @@ from fuzz_attn.operations.cache_write.write_case import (
     key_pool,
     unpromised,
 )
+from fuzz_attn.operations.operation import tensor_roles
 from fuzz_attn.operations.small_operation import SmallOperation, always
 from fuzz_attn.properties.relations import Relation
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from fuzz_attn.operations.cache_write.write_experiment import WriteExperiment
     from fuzz_attn.operations.small_target import Roles
     from fuzz_attn.properties.experiment import Experiment
-    from fuzz_attn.strategies.sampling.draws import Sample
+    from fuzz_attn.strategies.draws import Sample
     from fuzz_attn.targets.target import Target
 
 
@@ -62,6 +63,24 @@ class CacheWrite(SmallOperation):
     features = FEATURES
     roles = ROLES
     fp8_output = FP8_CACHE
+    tensor_roles = tensor_roles(
+        {
+            "key": "numbers",
+            "value": "numbers",
+            "slot_mapping": "slots",
+            "block_table": "indices",
+            "seq_lens": "lengths",
+            "query_start_loc": "indices",
+            "query_lens": "lengths",
+            "k_scale": "scale",
+            "v_scale": "scale",
+            "key_cache": "written",
+            "value_cache": "written",
+            "kv_cache": "written",
+            "k_scale_cache": "written",
+            "v_scale_cache": "written",
+        }
+    )
     relations: ClassVar = {
         relation.name: relation
         for relation in (

@@ -14,8 +14,9 @@ from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from fuzz_attn.case.aspect_table import AspectTable
-from fuzz_attn.case.aspects import SIMPLEST_SIZE
+from fuzz_attn.case.aspects import CONTRACT, SIMPLEST_SIZE
 from fuzz_attn.case.case_fields import Seed
+from fuzz_attn.case.contract_trial import ContractTrial, lines_of
 from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.dtypes import DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.plain import Count, Plain, counted, shortest
@@ -167,6 +168,7 @@ class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     seed: Seed = 0
     far_axes: tuple[WriteAxis, ...] = ()
     zero_rows: bool = False
+    contract: ContractTrial | None = None
 
     def __post_init__(self) -> None:
         """Check the sizes; msgspec turns the error into one that names the place in the file."""
@@ -324,6 +326,7 @@ def described(case: WriteCase) -> list[tuple[str, str]]:
         lines.append(("scales", "of each token and head"))
     elif case.is_fp8:
         lines.append(("scales", f"k {shortest(case.k_scale)}, v {shortest(case.v_scale)}"))
+    lines += lines_of(case)
     memory = [
         *(["heads before places"] if case.heads_first else []),
         *([f"{case.head_gap} elements between heads"] if case.head_gap else []),
@@ -360,6 +363,7 @@ FP8_CACHE: Final = "fp8 caches"
 _TRIED_SCALES: Final = (2.0, 0.5)
 
 ODDITIES: Final = (
+    CONTRACT,
     *FEATURES.values(),
     _field("slots in any order", "shuffled"),
     _field("spare pages", "spare_pages", tried=(1, 2, 3, 4)),

@@ -19,7 +19,7 @@ from fuzz_attn.operations.cache_write.write_case import (
     WriteKey,
 )
 from fuzz_attn.operations.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, far_axes, grown, with_far_axes
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.draws import composite, sampled_from
 
 _TOKENS: Final = sampled_from((1, 2, 3, 5, 8, 16, 17, 33))
 _SPARE: Final = sampled_from((0, 1, 2, 5))

@@ -23,6 +23,7 @@ from fuzz_attn.operations.merge_states.state_case import (
     key_pool,
     unpromised,
 )
+from fuzz_attn.operations.operation import tensor_roles
 from fuzz_attn.operations.small_operation import SmallOperation, always
 from fuzz_attn.properties.relations import Relation
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from fuzz_attn.operations.small_target import Roles
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.experiment import Experiment
-    from fuzz_attn.strategies.sampling.draws import Sample
+    from fuzz_attn.strategies.draws import Sample
     from fuzz_attn.targets.target import Target
 
 
@@ -54,6 +55,21 @@ class MergeStates(SmallOperation):
     features = FEATURES
     roles = ROLES
     poisons: ClassVar = {POISONED: "states"}
+    tensor_roles = tensor_roles(
+        {
+            "partial_outputs": "numbers",
+            "partial_lses": "sums",
+            "token_outputs": "numbers",
+            "token_lses": "sums",
+            "state_indptr": "indices",
+            "first_output": "numbers",
+            "second_output": "numbers",
+            "first_lse": "sums",
+            "second_lse": "sums",
+            "out": "output",
+            "lse": "sums",
+        }
+    )
     relations: ClassVar = {
         relation.name: relation
         for relation in (

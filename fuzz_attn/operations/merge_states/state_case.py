@@ -15,8 +15,9 @@ from msgspec import Meta
 from msgspec.structs import force_setattr
 
 from fuzz_attn.case.aspect_table import AspectTable
-from fuzz_attn.case.aspects import SIMPLEST_SIZE
+from fuzz_attn.case.aspects import CONTRACT, SIMPLEST_SIZE
 from fuzz_attn.case.case_fields import Seed
+from fuzz_attn.case.contract_trial import ContractTrial, lines_of
 from fuzz_attn.case.domain import sizes_of, within
 from fuzz_attn.case.plain import Count, Plain, counted, shortest
 from fuzz_attn.case.recipes import LogSumExp, SlotPoison
@@ -127,6 +128,7 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
     seed: Seed = 0
     base: Literal["e", "2"] = "e"
     far_axes: tuple[StateAxis, ...] = ()
+    contract: ContractTrial | None = None
 
     def __post_init__(self) -> None:
         """Check the sizes; msgspec turns the error into one that names the place in the file."""
@@ -223,6 +225,7 @@ def described(case: StateCase) -> list[tuple[str, str]]:
         lines.append(("without a key", f"all states of {empty[-1]}" if empty == ["some rows"] else " and ".join(empty)))
     if case.poison != "zero":
         lines.append(("outputs of empty states", case.poison.replace("_", " ")))
+    lines += lines_of(case)
     memory = far_words(case.far_axes)
     if case.gap or case.padded_tokens:
         memory = [f"{case.gap} elements between heads", counted(case.padded_tokens, "padded row"), *memory]
@@ -245,6 +248,7 @@ POISONED: Final = "NaN or Inf in empty states"
 _SPREADING: Final = ("nan", "inf", "negative_inf")
 
 ODDITIES: Final = (
+    CONTRACT,
     *FEATURES.values(),
     when("another poison of empty states", lambda case: case.poison not in ("zero", "nan"), poison="nan"),
     _field("LSEs around another number", "lse_offset", tried=(100.0, -100.0, 10.0)),

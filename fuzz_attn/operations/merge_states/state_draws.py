@@ -18,7 +18,7 @@ from fuzz_attn.operations.merge_states.state_case import (
     StateKey,
 )
 from fuzz_attn.operations.small_draws import FEW, HEADS, OFTEN, RARELY, SEEDS, far_axes, grown, with_far_axes
-from fuzz_attn.strategies.sampling.draws import composite, sampled_from
+from fuzz_attn.strategies.draws import composite, sampled_from
 
 _STATES: Final = (2, 1, 3, 4, 5, 7, 8, 9, 16, 17, 33, 64)
 _TOKENS: Final = sampled_from((1, 2, 3, 5, 8, 17, 33))

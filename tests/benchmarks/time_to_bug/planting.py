@@ -10,7 +10,7 @@ from random import Random
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.mutation.seeded.bugs import SeededBug, edited_copy
+from fuzz_attn.mutation.seeded_bugs import SeededBug, edited_copy
 from fuzz_attn.targets.built_in import BUILT_IN_LAUNCHERS
 
 ROOT: Final = Path(__file__).parents[3]

@@ -37,7 +37,7 @@ from fuzz_attn.engine.failures.triage import class_of, failures_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.ledger.defects import load_table
-from fuzz_attn.mutation.seeded.bugs import load_seeded_bugs
+from fuzz_attn.mutation.seeded_bugs import load_seeded_bugs
 
 WITHIN: Final = (10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 """Seconds; the shares of the runs that found their bug within them are printed."""

@@ -35,6 +35,11 @@ SHARD, WORKER = "fuzz_attn.engine.run.shard", "fuzz_attn.engine.case_judge"
 """What the command lines of a run's processes contain."""
 
 
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
 class Run:
     """One ``fuzz-attn run`` in a folder. All of its processes have a mark of their own in their environment.
 
@@ -96,12 +101,13 @@ class Run:
 
     def _is_own(self, pid: int, part: str) -> bool:
         try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            forked = not self._own_server and Path(f"/proc/{pid}/cwd").readlink() == self.folder
+            if part.encode() not in _content(f"/proc/{pid}/cmdline"):  # most processes are no drill's
+                return False
+            if not self._own_server and os.readlink(f"/proc/{pid}/cwd") == str(self.folder):
+                return True
+            return f"{MARK}={self.mark}".encode() in _content(f"/proc/{pid}/environ")
         except OSError:
             return False
-        return (forked or f"{MARK}={self.mark}".encode() in environment) and part.encode() in command
 
     def wait_until(self, condition: Callable[[], Any]) -> None:
         """Wait until something holds; fails if the run ends before."""

@@ -9,6 +9,7 @@ import torch
 
 from fuzz_attn.errors import UnsupportedOperation
 from fuzz_attn.simulator.session import simulate
+from fuzz_attn.simulator.simulator import Simulator
 
 KERNELS = "foreign_kernels.py"
 
@@ -58,7 +59,7 @@ def test_addresses_count_bytes_from_the_real_one(kernels: Any, dtype: torch.dtyp
 
 def test_an_address_is_that_of_the_launch(kernels: Any) -> None:
     tensors = [torch.zeros(64) for _ in range(3)]
-    with simulate() as session:
+    with simulate(Simulator()) as session:
         for tensor in tensors:
             out = torch.zeros(1, dtype=torch.int64)
             kernels.first_address_kernel[(1,)](tensor, out)

@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fuzz_attn.errors import LoweringError
 from fuzz_attn.simulator.findings import FindingKind
 from fuzz_attn.simulator.session import simulate
+from fuzz_attn.simulator.simulator import Simulator
 
 KERNELS = "foreign_kernels.py"
 
@@ -131,7 +132,7 @@ def test_a_descriptor_of_the_launcher_that_reaches_outside_of_its_tensor(kernels
 
 def test_descriptors_with_other_tiles_are_other_kernels(kernels: Any) -> None:
     x = _matrix(32, 16)
-    with simulate() as session:
+    with simulate(Simulator()) as session:
         for rows in (16, 32, 16):
             out = torch.zeros(32, 16)
             tiles = [TensorDescriptor.from_tensor(tensor, [rows, 16]) for tensor in (x, out)]

@@ -70,11 +70,22 @@ def edited_copy(bug: SeededBug, kernels: Path, copy: Path) -> Path:
     Raises :class:`SeededBugError` unless every anchor occurs exactly once in its file, with the edits before it made.
     """
     shutil.copytree(kernels, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, text in edited_texts(bug, kernels).items():
+        (copy / file).write_text(text, encoding="utf-8")
+    return copy
+
+
+def edited_texts(bug: SeededBug, kernels: Path) -> dict[str, str]:
+    """Return the text of each file of the kernels that a seeded bug edits, by its name below their folder.
+
+    Raises :class:`SeededBugError` as :func:`edited_copy` does.
+    """
+    texts: dict[str, str] = {}
     for edit in bug.edits:
-        path = copy / edit.file
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        path = kernels / edit.file
+        text = texts.get(edit.file) or (path.read_text(encoding="utf-8") if path.is_file() else "")
         found = text.count(edit.anchor)
         if found != 1:
             raise SeededBugError(f"seeded bug {bug.name!r}: anchor {edit.anchor!r} occurs {found} times in {edit.file}")
-        path.write_text(text.replace(edit.anchor, edit.replacement), encoding="utf-8")
-    return copy
+        texts[edit.file] = text.replace(edit.anchor, edit.replacement)
+    return texts

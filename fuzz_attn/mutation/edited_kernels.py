@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from fuzz_attn.mutation.seeded.bugs import SeededBug, edited_copy, seeded_bug
+from fuzz_attn.mutation.seeded_bugs import SeededBug, edited_copy, seeded_bug
 from fuzz_attn.operations.registry import FamilyName, load_target
 from fuzz_attn.targets.target import Target
 

@@ -1,4 +1,4 @@
-"""Explanation: more looks at a failure that was found, to say more about its cause."""
+"""Closer look: more launches at a failure that was found, to say more about its cause."""
 
 from __future__ import annotations
 
