@@ -560,7 +560,8 @@ def contradicts(repair: Repair, candidate: Candidate, finding: Finding) -> bool:
         words = {part for name in _names(_source_around(candidate)) for part in name.lower().split("_")}
         named = {term for term, own in _TERMS.items() if own & words}
         return finding.reason in _PLACES or (finding.reason in _TERMS and bool(named) and finding.reason not in named)
-    of_numbers = finding.reason in _OF_NUMBERS or "the denominator" in finding.words
+    seen = ("the denominator", "is not applied")
+    of_numbers = finding.reason in _OF_NUMBERS or any(words in finding.words for words in seen)
     return repair.is_confirmed and not candidate.loads and of_numbers
 
 
