@@ -412,8 +412,11 @@ class Campaign:
             self._judge_drawn(Order(self._suspects.pop()))
 
     def _on_trial(self, order: Order) -> Order | None:
-        """Return the order as a contract trial, now and then, unless that shows a known failure."""
-        case = self._contracts.trial_of(order.case) if self.ready.contracts else None
+        """Return the order as a contract trial, now and then, unless that shows a known failure.
+
+        A target that has refused all cases so far would pass by refusing the trial too.
+        """
+        case = self._contracts.trial_of(order.case) if self.ready.contracts and self.cases else None
         if case is None:
             return None
         trial = Order(case)

@@ -97,6 +97,7 @@ def test_every_case_is_of_a_seeded_bug() -> None:
 
 def test_most_reasons_are_covered_by_the_quick_bugs() -> None:
     covered = {reason for bug in QUICK for reason in TRUTH[bug]["reasons"]}
-    # A seeded bug shows in one call; tests/operations/test_call_sequences.py has those that need an earlier one.
-    # test_repair.py has those that only a change of the kernel explains.
-    assert set(REASONS) - covered == {"earlier call", "operation", "unknown"}
+    # A seeded bug shows in one call with usual arguments; tests/operations/test_call_sequences.py has those that need
+    # an earlier one, test_contract_trials.py beside it those of unusual arguments. test_repair.py has those that only a
+    # change of the kernel explains.
+    assert set(REASONS) - covered == {"contract", "earlier call", "operation", "unknown"}

@@ -107,6 +107,7 @@ def decode_kernel(
 def _decode(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale, broken):
     num_query_heads, head_size = query.shape[1:]
     block_size, num_kv_heads = key_cache.shape[1:3]
+    block_table, seq_lens = block_table.contiguous(), seq_lens.contiguous()
     decode_kernel[len(seq_lens), num_query_heads](
         query,
         *query.stride()[:2],

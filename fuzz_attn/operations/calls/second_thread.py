@@ -18,7 +18,9 @@ from fuzz_attn.owners import owner_of
 
 _POLL_SECONDS: Final = 0.05
 _STANDING_SECONDS: Final = 1.0
-"""A second thread that stands at one line for so long waits for the first one."""
+"""A second thread that stands at one line of the target, or of a lock, for so long waits for the first one."""
+_STILL_SECONDS: Final = 10.0
+"""The same at any other line, such as one of a library that waits for a lock of its own."""
 
 
 class AtLine:
@@ -80,16 +82,16 @@ class Meanwhile:
             return
         self._thread = threading.Thread(target=self._in_thread, name="fuzz_attn: a second thread")
         self._thread.start()
-        place, standing = None, 0.0
-        while standing < _STANDING_SECONDS:
+        place, standing, most = None, 0.0, _STANDING_SECONDS
+        while standing < most:
             self._thread.join(_POLL_SECONDS)
             frame = sys._current_frames().get(self._thread.ident or 0)
             if not self._thread.is_alive() or frame is None:
                 return
             now = frame.f_code, frame.f_lasti
             waits = owner_of(frame.f_code.co_filename) == "target" or frame.f_code.co_filename == threading.__file__
-            standing = standing + _POLL_SECONDS if waits and now == place else 0.0
-            place = now
+            standing = standing + _POLL_SECONDS if now == place else 0.0
+            place, most = now, _STANDING_SECONDS if waits else _STILL_SECONDS
 
     def _in_thread(self) -> None:
         torch.set_num_threads(1)
