@@ -251,8 +251,13 @@ def judged() -> Iterator[Callable[..., Any]]:
     def judge(target: str, case: Any, **asked: Any) -> Any:
         if target not in workers:
             workers[target] = IsolatedWorker(Setup(f"{SAMPLES / target}", backend="simulator")).__enter__()
-        workers[target].renew()
-        return workers[target].judge(Order(case, **asked))
+        # Now and then Triton's compiler aborts or hangs in a second thread of a forked process. A run confirms crashes.
+        for _ in range(3):
+            workers[target].renew()
+            answer = workers[target].judge(Order(case, **asked))
+            if answer.verdict.kind not in ("crash", "timeout"):
+                break
+        return answer
 
     yield judge
     for worker in workers.values():

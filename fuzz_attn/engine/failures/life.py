@@ -240,9 +240,7 @@ class FailureLives:
     def _are_too_many(self, verdict: Verdict, *, judged: bool) -> bool:
         """Count a failure that did not recur in a fresh process; return whether there were too many for chance."""
         failure_class = class_of(verdict)
-        known, kept = self.known.of_confirmation(failure_class, "state", "flaky"), self.known.needing_earlier_call
-        if known is None and kept is not None and kept.failure_class == failure_class:
-            known = kept
+        known = self.known.of_used_process(failure_class)
         if known is not None:
             self._unmet = None
             self.records.seen_again(known)

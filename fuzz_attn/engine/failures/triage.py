@@ -273,6 +273,12 @@ class KnownFailures:
         own = [known for known in self._known if known.shard == shard and not known.saved]
         return [known for known in own if known.found.confirmation in ("state", "flaky")]
 
+    def of_used_process(self, failure_class: str) -> KnownFailure | None:
+        """Return a failure of a class that a fresh process does not show, or that needs an earlier call."""
+        kept = self.needing_earlier_call
+        alike = kept if kept is not None and kept.failure_class == failure_class else None
+        return self.of_confirmation(failure_class, "state", "flaky") or alike
+
     def of_confirmation(self, failure_class: str, *confirmations: str) -> KnownFailure | None:
         """Return a failure of a class that was confirmed in one of some ways."""
         for known in self._known:
