@@ -371,15 +371,15 @@ def test_calls_in_two_streams_are_drawn_where_there_are_streams(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", ["cached_by_pointer", "cached_by_shape", "keeps_scratch"])
-def test_a_run_finds_one_failure_that_replays_and_is_fixed_in_a_right_target(
-    name: str, campaign: Callable[..., Results]
-) -> None:
-    report = campaign("", setup=Setup(f"{KEEPING}:{name}"), max_time=40, until_failure=True)
-    # What else the run had seen when the first failure was shrunk is not followed any more.
-    (row,) = [each for each in report.failures if each.counterexample.confirmation != "unconfirmed"]
-    found = row.counterexample
-    assert found.confirmation == "confirmed"
-    assert CAUSES[name] in found.verdict.explanation
+def test_what_a_run_finds_replays_and_is_fixed_in_a_right_target(name: str, campaign: Callable[..., Results]) -> None:
+    report = campaign("", setup=Setup(f"{KEEPING}:{name}"), max_time=40)
+    # A busy machine may leave a row that was not followed, or for which no sequence was found in its time.
+    confirmed = [each for each in report.failures if each.counterexample.confirmation == "confirmed"]
+    assert confirmed
+    for each in confirmed:
+        assert isinstance(each.counterexample.case, CallSequence)
+        assert CAUSES[name] in each.counterexample.verdict.explanation
+    row = confirmed[0]
     assert any(note.startswith("The target keeps between calls: _") for note in report.notes)
     (again,) = replay((Path(row.path),))
     assert not again.verdict.passed
