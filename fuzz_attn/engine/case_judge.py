@@ -12,7 +12,7 @@ import msgspec
 from fuzz_attn.backends.configurations import KernelConfigurations, merged
 from fuzz_attn.case.contract_trial import trial_of
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
-from fuzz_attn.errors import CaseError, FuzzAttnError, NotCompiledInterrupt, UnsupportedByBackendError
+from fuzz_attn.errors import FuzzAttnError, NotCompiledInterrupt, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import Explanation, Finding, FirstOperation
 from fuzz_attn.operations.registry import FAMILIES, AnyCase, FamilyName, load_target, operation_of
 from fuzz_attn.oracle.verdict import Verdict
@@ -139,7 +139,7 @@ class CaseJudge:
         if trial_of(order.case) is not None:
             return self._tried(experiment)
         notes = (*self._read_arithmetic(experiment), *_unjudged(experiment))
-        verdict, *others = (Verdict("oracle"),) if refusal else _failures(operation, experiment, order.relation)
+        verdict, *others = (Verdict("oracle"),) if refusal else operation.failures(experiment, order.relation)
         if order.explain and not refusal:
             verdict = operation.with_causes(verdict, experiment)
         kernels = self.backend.new_kernels()
@@ -237,16 +237,6 @@ class CaseJudge:
             return experiment.launch(case).refusal
         except UnsupportedByBackendError:
             return None
-
-
-def _failures(operation: Operation, experiment: Experiment, relation: str | None) -> tuple[Verdict, ...]:
-    """Return the failed verdicts on a case, without its relation where the second case would be too large to exist."""
-    try:
-        return operation.failures(experiment, relation)
-    except CaseError:
-        if relation is None:
-            raise
-        return operation.failures(experiment, None)
 
 
 def _launched(experiment: Experiment) -> tuple[KernelConfigurations, ...]:

@@ -5,20 +5,11 @@ Each function has the name of its relation in the registry and returns the compa
 
 from __future__ import annotations
 
-from typing import Final
-
-import msgspec
-
-from fuzz_attn.case.aspects import FEATURES_OF
-from fuzz_attn.case.attention_case import AttentionCase, replace_layout
-from fuzz_attn.case.parts import INNER_STRIDES, Strides
+from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.inputs.transforms import arranged, with_own_pages, with_pages_reversed
 from fuzz_attn.properties.comparisons import Comparison, SameBits, WithinBound, reordered, second_launch
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.properties.relations import with_other_poison
-
-STRIDE_STEP: Final = 16
-"""Elements by which a padding changes: a compiler that specialises on multiples of 16 generates the same code."""
+from fuzz_attn.properties.relations import with_other_poison, with_other_strides
 
 
 def determinism(experiment: Experiment) -> Comparison:
@@ -66,24 +57,6 @@ def empty_sequences(experiment: Experiment) -> Comparison:
         exact = reordered(experiment.reference, tensors, "token", tokens)
         return WithinBound(other, change, exact, own=exact)
     return SameBits(other, change, tokens=tokens)
-
-
-def with_other_strides(case: AttentionCase) -> AttentionCase:
-    """Return the case with every padding of at least 16 elements shortened by 16, every other lengthened by 16."""
-    inner = "inner_strides" in FEATURES_OF[case.family]
-    paddings = {
-        name: _other_padding(getattr(case.strides, name))
-        for name in Strides.__struct_fields__
-        if name not in ("cache", "key_piece", "far") and (inner or name not in INNER_STRIDES)
-    }
-    bias = case.qq_bias
-    if bias is not None:
-        bias = msgspec.structs.replace(bias, row_padding=_other_padding(bias.row_padding))
-    return replace_layout(case, strides=msgspec.structs.replace(case.strides, **paddings), qq_bias=bias)
-
-
-def _other_padding(size: int) -> int:
-    return size - STRIDE_STEP if size >= STRIDE_STEP else size + STRIDE_STEP
 
 
 def _other_empties(case: AttentionCase) -> tuple[list[int | None], str]:

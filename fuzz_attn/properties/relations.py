@@ -16,12 +16,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import structs
 
-from fuzz_attn.case.aspects import FEATURES, MASK_FEATURES, Feature, all_features_of, with_feature
-from fuzz_attn.case.attention_case import AttentionCase, replace, translated
+from fuzz_attn.case.aspects import FEATURES, FEATURES_OF, MASK_FEATURES, Feature, all_features_of, with_feature
+from fuzz_attn.case.attention_case import AttentionCase, replace, replace_layout, translated
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import Sequence
+from fuzz_attn.case.parts import INNER_STRIDES, Sequence, Strides
 from fuzz_attn.case.recipes import CAUSAL, Full, PoisonRecipe, SlotPoison, TablePoison
 from fuzz_attn.errors import CaseError
 
@@ -32,6 +32,8 @@ EXPANDED_SIZE: Final = 256
 """The largest head of the unified family's kernel."""
 MOST_EXPANDED: Final = 2**20
 """Elements that latent keys may have with a copy for each query head."""
+STRIDE_STEP: Final = 16
+"""Elements by which a padding changes: a compiler that specialises on multiples of 16 generates the same code."""
 
 Condition: TypeAlias = Callable[[AttentionCase, Domain], bool]
 RelationKind: TypeAlias = Literal["exact", "bounded", "absent"]
@@ -147,7 +149,8 @@ def _may_get(feature: Feature, case: AttentionCase, domain: Domain) -> bool:
 
 
 def _may_be_strided(case: AttentionCase, domain: Domain) -> bool:
-    return case.num_tokens > 0 and _may_get("strides", case, domain)
+    """Return whether strides may change; those of small pages can make a cache too large."""
+    return case.num_tokens > 0 and _may_get("strides", case, domain) and _can_exist(with_other_strides, case)
 
 
 def _may_have_empty_sequences(case: AttentionCase, domain: Domain) -> bool:
@@ -231,8 +234,13 @@ def _may_have_a_sequence_twice(case: AttentionCase, domain: Domain) -> bool:
 
 def _has_room_twice(case: AttentionCase) -> bool:
     """Return whether a batch with each sequence twice is still within the limits of a case."""
+    return _can_exist(lambda one: replace(one, sequences=2 * one.sequences, overrides=()), case)
+
+
+def _can_exist(change: Callable[[AttentionCase], AttentionCase], case: AttentionCase) -> bool:
+    """Return whether a changed case is still within the limits of a case."""
     try:
-        replace(case, sequences=2 * case.sequences, overrides=())
+        change(case)
     except CaseError:
         return False
     return True
@@ -423,6 +431,24 @@ def with_other_poison(case: AttentionCase) -> AttentionCase:
         out=0 if case.poison.out else 1,
     )
     return replace(case, poison=poison)
+
+
+def with_other_strides(case: AttentionCase) -> AttentionCase:
+    """Return the case with every padding of at least 16 elements shortened by 16, every other lengthened by 16."""
+    inner = "inner_strides" in FEATURES_OF[case.family]
+    paddings = {
+        name: _other_padding(getattr(case.strides, name))
+        for name in Strides.__struct_fields__
+        if name not in ("cache", "key_piece", "far") and (inner or name not in INNER_STRIDES)
+    }
+    bias = case.qq_bias
+    if bias is not None:
+        bias = structs.replace(bias, row_padding=_other_padding(bias.row_padding))
+    return replace_layout(case, strides=structs.replace(case.strides, **paddings), qq_bias=bias)
+
+
+def _other_padding(size: int) -> int:
+    return size - STRIDE_STEP if size >= STRIDE_STEP else size + STRIDE_STEP
 
 
 def _with_other_empties(case: AttentionCase) -> AttentionCase:

@@ -15,7 +15,7 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine import campaign as campaign_module
-from fuzz_attn.engine import case_judge, isolated_worker
+from fuzz_attn.engine import isolated_worker
 from fuzz_attn.engine.campaign import GRACE_SECONDS, launch_limit
 from fuzz_attn.engine.failures import life, reduction
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
@@ -23,7 +23,7 @@ from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.engine.run.run_plan import share_of
-from fuzz_attn.errors import CaseError, FuzzAttnError, OutOfTimeError
+from fuzz_attn.errors import FuzzAttnError, OutOfTimeError
 from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.operations.operation import derived_seed
 from fuzz_attn.oracle.verdict import Verdict
@@ -404,15 +404,3 @@ def _case_in(journal: Path) -> AttentionCase:
         return case
     except Exception:  # noqa: BLE001 - it is being written
         return AttentionCase(sequences=())
-
-
-def test_a_relation_whose_second_case_is_too_large_leaves_the_oracle() -> None:
-    class Limited:
-        def failures(self, experiment: Any, relation: str | None) -> tuple[Verdict, ...]:
-            if relation is not None:
-                raise CaseError("a cache of the case would hold too many elements")
-            return (Verdict("oracle"),)
-
-    limited: Any = Limited()
-    nothing: Any = None
-    assert case_judge._failures(limited, nothing, "sequence_twice") == (Verdict("oracle"),)

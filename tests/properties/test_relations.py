@@ -473,3 +473,12 @@ def test_copies_of_shared_slots_find_a_kernel_that_needs_sharing() -> None:
     for relation in set(relations_of(case, wrong.target.domain)) - {"alone_in_batch", "other_family"}:
         verdict = wrong.judge(Order(case, relation)).verdict
         assert verdict.passed == (relation != "own_slots"), relation
+
+
+def test_strides_change_only_where_the_caches_stay_within_the_limits_of_a_case() -> None:
+    small, large = (
+        AttentionCase((Sequence(1, keys),), family="paged", heads=HeadLayout(8, 1, 128), pages=PageLayout(block_size=1))
+        for keys in (100, 4700)
+    )
+    assert RELATIONS["other_strides"].holds(small, Domain(family="paged"))
+    assert not RELATIONS["other_strides"].holds(large, Domain(family="paged"))

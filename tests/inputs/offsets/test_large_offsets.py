@@ -19,9 +19,8 @@ from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.tensors import AttentionTensors, digest_of, materialise
 from fuzz_attn.inputs.transforms import with_pages_reversed
 from fuzz_attn.properties.check import check
-from fuzz_attn.properties.exact_relations import with_other_strides
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.properties.relations import relations_of
+from fuzz_attn.properties.relations import relations_of, with_other_strides
 from fuzz_attn.targets.built_in import built_in
 from fuzz_attn.targets.target import Target
 
