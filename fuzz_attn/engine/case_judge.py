@@ -193,7 +193,7 @@ class CaseJudge:
             experiment.put_first(order.site)
         explanation = operation.explain(experiment, order.relation)
         if order.thorough:  # a search takes seconds, in which a run judges hundreds of cases
-            explanation = operation.with_repair(explanation, experiment, order.relation, always=True)
+            explanation = operation.with_repair(explanation, experiment, order.relation)
         if order.healthy:
             first_operation = self._first_operation(experiment, order)
             explanation = msgspec.structs.replace(explanation, operation=first_operation)

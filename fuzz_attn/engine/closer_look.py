@@ -38,8 +38,7 @@ def in_words(judge: Callable[[Order], Answer], order: Order, verdict: Verdict) -
     explanation = judge(msgspec.structs.replace(order, forensics=True, site=verdict.site)).explanation
     if explanation is None:
         return verdict
-    repair = "" if explanation.repair is None else explanation.repair.sentence
-    verdict = msgspec.structs.replace(verdict, weights=weights_of(explanation), repair=repair)
+    verdict = msgspec.structs.replace(verdict, weights=weights_of(explanation))
     if explanation.reason == "unknown":
         return verdict
     return msgspec.structs.replace(verdict, explanation=explanation.sentence, cause=explanation.cause)

@@ -69,9 +69,9 @@ class Order(HoldsCases, frozen=True):
     which no kernel has to run. With ``explain`` a failure also names the poison that reaches the output, or the
     rounding that would explain it, which takes more launches. With ``forensics`` the answer is only an explanation of
     what the kernel did, which takes up to a few hundred, and of what sanitizers find it is about that at the ``site``,
-    if one is named; where that leaves several causes, and with ``thorough`` always, it looks for a change of the kernel
-    that makes the case right. With ``healthy``, a target that is right on the case, it also
-    names the first operation that gives another value there. With ``compiled`` the case is not judged if a kernel of
+    if one is named. With ``thorough`` it also looks for a change of the kernel that makes the case right, which takes
+    thousands; with ``healthy``, a target that is right on the case, it also names the first operation that gives
+    another value there. With ``compiled`` the case is not judged if a kernel of
     it would have to be compiled first.
     """
 

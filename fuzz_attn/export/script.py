@@ -173,7 +173,6 @@ def _docstring(found: Counterexample, expected: list[Expectation], source: Sourc
     case = [f"  {what}: {words}" for what, words in operation_of(found.case).described(found.case)]
     second = [f"The second call is {each.change}." for each in expected[1:] if each.part is None]
     why = [f"Why: {verdict.explanation}"] if verdict.explanation else []
-    why += [f"{verdict.repair}."] if verdict.repair else []
     why += [f"It is {verdict.only_with}."] if verdict.only_with else []
     needs = [f"Needs: {', '.join(found.trigger)}"] if found.trigger else []
     status = (_SEEN_BY_SANITIZERS if _is_seen_by_sanitizers(found) else "It exits with 1 while the kernel is wrong") + (

@@ -502,16 +502,13 @@ def _in_short(candidate: Candidate) -> str:
     return f"{site.rpartition('/')[2]}, `{old}` to `{new}`"
 
 
-def with_repair(
-    found: Explanation, experiment: Experiment, relation: str | None, kind: Kind, *, always: bool = True
-) -> Explanation:
+def with_repair(found: Explanation, experiment: Experiment, relation: str | None, kind: Kind) -> Explanation:
     """Return an explanation with a change that mends the kernel, if there is one.
 
-    It leads where the findings are vague, and where it shows that the first of them cannot be true. It is looked for
-    ``always``, or only where they are vague.
+    It leads where the findings are vague, and where it shows that the first of them cannot be true.
     """
     first = found.findings[0]
-    if experiment.first.error or not (always or first.vague or first.reason == "unknown"):
+    if experiment.first.error:
         return found
     search = RepairSearch(experiment, relation, kind)
     repair = search.repair()

@@ -528,16 +528,11 @@ class Operation(ABC):
         words = f"nothing explains failures of {self.name} yet"
         return Explanation((Finding("unknown", words),))
 
-    def with_repair(
-        self, found: Explanation, experiment: Experiment, relation: str | None, *, always: bool
-    ) -> Explanation:
-        """Return an explanation with a change of the kernel that makes the case right, where one was found.
-
-        It is looked for ``always``, or only where the explanation leaves several causes.
-        """
+    def with_repair(self, found: Explanation, experiment: Experiment, relation: str | None) -> Explanation:
+        """Return an explanation with a change of the kernel that makes the case right, where one was found."""
         from fuzz_attn.forensics.repair import with_repair  # noqa: PLC0415 - imports torch
 
-        return with_repair(found, experiment, relation, self, always=always)
+        return with_repair(found, experiment, relation, self)
 
     @abstractmethod
     def near_case(self, case: Any, number: int) -> Any:

@@ -118,7 +118,6 @@ class Verdict(Plain, frozen=True):
     ``weights`` show it, where attention weights could be read.
     ``output`` names the output that is wrong if the case has several.
     ``only_with`` says in words with which configurations and optional arguments it is wrong and with which right;
-    ``repair`` is a change of the kernel that makes this case and others right, in a sentence;
     the ``configurations`` are those that are wrong in the same way, its own first, where others are right.
     """
 
@@ -139,7 +138,6 @@ class Verdict(Plain, frozen=True):
     output: str = ""
     weights: Weights | None = None
     only_with: str = ""
-    repair: str = ""
     configurations: tuple[Whole, ...] = ()
 
     @property

@@ -26,8 +26,6 @@ def render(found: Counterexample, path: Path | None = None, headline: str = "FAI
     parts: list[RenderableType] = [reason(found, headline), Text(certainty(found))]
     if found.verdict.explanation:
         parts.append(whole("Why: ", "bold").append(found.verdict.explanation, "default not bold"))
-    if found.verdict.repair:
-        parts.append(Text(f"{found.verdict.repair}."))
     if found.verdict.only_with:
         parts.append(Text(f"It is {found.verdict.only_with}."))
     if found.verdict.hint:

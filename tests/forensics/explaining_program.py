@@ -41,7 +41,7 @@ def explained(
     experiment = operation.experiment(case, target, backend)
     explanation = operation.explain(experiment, saved.get("relation"))
     if repair:
-        explanation = operation.with_repair(explanation, experiment, saved.get("relation"), always=True)
+        explanation = operation.with_repair(explanation, experiment, saved.get("relation"))
     return {
         "bug": bug,
         "family": saved["family"],

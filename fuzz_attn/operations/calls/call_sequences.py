@@ -259,7 +259,7 @@ class CallSequences(Operation):
 
         return explain(experiment)
 
-    def with_repair(self, found: Explanation, experiment: Any, relation: str | None, *, always: bool) -> Explanation:
+    def with_repair(self, found: Explanation, experiment: Any, relation: str | None) -> Explanation:
         """Return the explanation: each call is right alone, so no change of the kernel is looked for."""
         return found
 

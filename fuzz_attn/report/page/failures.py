@@ -202,8 +202,6 @@ def _hints(found: FoundFailure) -> Iterator[str]:
     example = found.counterexample
     if found.known:
         yield f"Known: {example.because} ({example.reference})."
-    if example.verdict.repair:
-        yield f"{example.verdict.repair}."
     if example.verdict.only_with:
         yield f"It is {example.verdict.only_with}."
     if example.verdict.hint:
