@@ -90,6 +90,11 @@ def trial_of(case: Any) -> ContractTrial | None:
     return trial
 
 
+def is_refused(case: Any, message: str) -> bool:
+    """Return whether a case is a trial that the target refuses, from the message of its verdict: it judges nothing."""
+    return trial_of(case) is not None and message.startswith(REFUSED)
+
+
 def trait_of(case: Any) -> tuple[str, ...]:
     """Return the trait of the trial of a case."""
     trial = trial_of(case)

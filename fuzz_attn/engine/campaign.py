@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.case.contract_trial import trial_of
+from fuzz_attn.case.contract_trial import is_refused, trial_of
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import only_says_how
@@ -412,11 +412,8 @@ class Campaign:
             self._judge_drawn(Order(self._suspects.pop()))
 
     def _on_trial(self, order: Order) -> Order | None:
-        """Return the order as a contract trial, now and then, unless that shows a known failure.
-
-        A target that has refused all cases so far would pass by refusing the trial too.
-        """
-        case = self._contracts.trial_of(order.case) if self.ready.contracts and self.cases else None
+        """Return the order as a contract trial, now and then, unless that shows a known failure."""
+        case = self._contracts.trial_of(order.case) if self.ready.contracts else None
         if case is None:
             return None
         trial = Order(case)
@@ -501,7 +498,7 @@ class Campaign:
                 self._missing += 1
                 self.emit(CaseNotCompiled(self.plan.shard))
             return answer
-        self.cases += phase == "search"
+        self.cases += phase == "search" and not is_refused(order.case, answer.verdict.message)
         if phase in ("search", "saved") and not answer.verdict.passed:
             self._lives.answered(order, answer)
         died = self.worker.deaths > deaths

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from fuzz_attn.case.aspect_table import AspectTable
 from fuzz_attn.case.aspects import Aspect
-from fuzz_attn.case.contract_trial import named_of
+from fuzz_attn.case.contract_trial import named_of, trial_of
 from fuzz_attn.case.description import Line
 from fuzz_attn.errors import CaseError
 from fuzz_attn.forensics.explanation import Explanation, Finding, FirstOperation
@@ -305,8 +305,8 @@ class Operation(ABC):
         return False
 
     def judged_alone(self, case: Any) -> tuple[Any, ...]:
-        """Return the cases of which a launch of this one tells what is refused: itself, if it is a single launch."""
-        return (case,)
+        """Return the cases of which a launch of this one tells what is refused: itself, with usual arguments only."""
+        return () if trial_of(case) is not None else (case,)
 
     def is_mostly_virtual(self, case: Any) -> bool:
         """Return whether a tensor of the case has far more addresses than memory, so that a copy of it is too large."""

@@ -16,7 +16,7 @@ import msgspec
 from fuzz_attn.backends import configurations, mask_coverage
 from fuzz_attn.backends.configurations import KernelConfigurations
 from fuzz_attn.backends.mask_coverage import Mask, Outcome, TargetCoverage
-from fuzz_attn.case.contract_trial import REFUSED, trial_of
+from fuzz_attn.case.contract_trial import REFUSED, is_refused, trial_of
 from fuzz_attn.case.not_drawn import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.plain import Finite, Plain, Seconds, Whole
 from fuzz_attn.engine.events import (
@@ -252,15 +252,17 @@ class Tally:
 
     def _add_drawn(self, case: AnyCase, relation: str | None, verdict: Verdict) -> None:
         operation = operation_of(case)
+        if is_refused(case, verdict.message):
+            self.contracts[REFUSED] += 1
+            return
+        if trial_of(case) is not None:
+            self.contracts["right" if verdict.passed else "failed"] += 1
         self.cases += 1
         self.served += operation.is_served(case)
         self.compile_keys[case.compile_key.number] += 1
         self.features.update(operation.features_of(case) or (PLAIN,))
         if relation:
             self.relations[relation] += 1
-        if trial_of(case) is not None:
-            refused = REFUSED if verdict.message.startswith(REFUSED) else "right"
-            self.contracts[refused if verdict.passed else "failed"] += 1
         if verdict.passed and verdict.ratio is not None:
             dtype = operation.ratio_type(case)
             self.ratios[dtype] = max(self.ratios.get(dtype, 0.0), verdict.ratio)
