@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import threading
 import traceback
 import weakref
 from collections.abc import Mapping
@@ -142,6 +143,7 @@ class Lowering:
         self._translations = translations
         self._lowerings_in_a_context = lowerings_in_a_context
         self._front_end: FrontEnd | None = None
+        self._one = threading.Lock()
         self._contexts: list[Any] = []
         weakref.finalize(self, self._contexts.clear)  # also at exit, or Triton's bindings report a leak
 
@@ -149,8 +151,13 @@ class Lowering:
         """Return the TTIR of a JITFunction for a signature, which says "constexpr" where `constants` has a value.
 
         A constant is found by the number of its parameter and, within tuples, the numbers of the elements. Raises
-        LoweringError with the front end's message.
+        LoweringError with the front end's message. Threads wait for each other: Triton's compiler may abort or hang
+        where two of them lower in one context.
         """
+        with self._one:
+            return self._lowered(function, signature, constants)
+
+    def _lowered(self, function: Any, signature: Mapping[str, object], constants: Mapping[tuple[int, ...], Any]) -> str:
         front_end = self._front_end = self._front_end or FrontEnd()
         if self.count % self._lowerings_in_a_context == 0:
             self._contexts[:] = [front_end.new_context()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from triton.compiler import code_generator
 
 from fuzz_attn.errors import LoweringError
 from fuzz_attn.ttir.lowering import Lowering, Translations
+from fuzz_attn.ttir.triton_compat import FrontEnd
 
 KERNELS = "sample_kernels.py"
 SIGNATURE = {
@@ -35,6 +38,25 @@ def test_a_new_context_gives_the_same_text(kernels: Any) -> None:
     texts = {_lowered(lowering, kernels.flash_attention_kernel, SIGNATURE, CONSTANTS) for _ in range(5)}
     assert len(texts) == 1
     assert lowering.count == 5
+
+
+def test_threads_lower_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[int] = []
+
+    def ttir(self: FrontEnd, function: Any, *others: Any) -> str:
+        inside.append(+1)
+        time.sleep(0.05)
+        inside.append(-1)
+        return ""
+
+    monkeypatch.setattr(FrontEnd, "ttir", ttir)
+    lowering = Lowering(Translations())
+    threads = [threading.Thread(target=lowering.lower, args=(None, {}, {})) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert inside == [1, -1] * 3
 
 
 def test_a_rejected_kernel_leaves_nothing_patched(kernels: Any) -> None:

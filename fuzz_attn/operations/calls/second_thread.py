@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from fuzz_attn.owners import owner_of
 
 _POLL_SECONDS: Final = 0.05
 _STANDING_SECONDS: Final = 1.0
-"""A second thread that stands at one line of the target, or of a lock, for so long waits for the first one."""
+"""A second thread that sleeps at one line of the target, or of a lock, for so long waits for the first one."""
 _STILL_SECONDS: Final = 10.0
 """The same at any other line, such as one of a library that waits for a lock of its own."""
 
@@ -90,7 +91,7 @@ class Meanwhile:
                 return
             now = frame.f_code, frame.f_lasti
             waits = owner_of(frame.f_code.co_filename) == "target" or frame.f_code.co_filename == threading.__file__
-            standing = standing + _POLL_SECONDS if now == place else 0.0
+            standing = standing + _POLL_SECONDS if now == place and _sleeps(self._thread) else 0.0
             place, most = now, _STANDING_SECONDS if waits else _STILL_SECONDS
 
     def _in_thread(self) -> None:
@@ -99,3 +100,15 @@ class Meanwhile:
             self._work()
         except BaseException as error:  # noqa: BLE001 - it is raised again in the first thread
             self._error = error
+
+
+def _sleeps(thread: threading.Thread) -> bool:
+    """Return whether a thread waits for something: on a busy machine one that could run stands still for long too.
+
+    Only Linux tells; elsewhere each thread counts as asleep.
+    """
+    try:
+        state = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "S"
