@@ -29,7 +29,7 @@ from fuzz_attn.strategies.budgets import MOST_PADDED_TOKENS
 from fuzz_attn.strategies.compile_keys import compile_keys
 from fuzz_attn.strategies.draws import composite, sampled_from
 from fuzz_attn.strategies.dtypes import one_byte_operands
-from fuzz_attn.strategies.features import scales, softmax_scales, terms, windows
+from fuzz_attn.strategies.features import hides_tile, scales, softmax_scales, terms, windows
 from fuzz_attn.strategies.heads import heads_of
 from fuzz_attn.strategies.kernel_variants import KernelForm, KernelVariant, kernel_variants, variant_of
 from fuzz_attn.strategies.launches import call_forms
@@ -149,9 +149,15 @@ def _cases(
     page, signs = max(cache.page_strides), domain.allows("scale_signs")
     equal = max((sequence.seq_len for sequence in sequences), default=0) > draw(_EQUAL_ABOVE)
     segments = key.launch.num_segments > 1
-    cap = drawn["softcap"] if key.has("softcap") else 0.0
+    hidden_tile = key.has("window") and hides_tile(window, sequences, tiles)
     recipes = score_recipes(
-        window=key.has("window"), softcap=cap, sinks=key.has("sinks"), segments=segments, one_byte=one_byte, long=equal
+        window=key.has("window"),
+        softcap=drawn["softcap"] if key.has("softcap") else 0.0,
+        sinks=key.has("sinks"),
+        segments=segments,
+        one_byte=one_byte,
+        long=equal,
+        hidden_tile=hidden_tile,
     )
     scores, near_uniform = draw(recipes), draw(_NEARLY_ALWAYS)
     uint8_cache = left.allows("uint8_cache") and is_fp8(key.dtypes.kv) and draw(_BYTES)
@@ -193,7 +199,7 @@ def _cases(
         # At one level the weights are nearly equal already, and near-uniform rows would leave the level. Weights of 0
         # would no longer be 0.
         near_uniform=near_uniform and not isinstance(scores, LevelScores | HeavyScores),
-        equal_heads=equal,
+        equal_heads=equal and not (hidden_tile and is_low(scores)),  # equal logits are 0, and not low
         key_marks=draw(_MARKED if equal else _NEARLY_ALWAYS),
         poison=draw(_POISONS),
         padded_tokens=draw(_PADDED_TOKENS) if left.allows("padded_tokens") else 0,

@@ -57,16 +57,26 @@ def _windows(ends: Iterable[Sequence], block_size: int, tile_sizes: tuple[int, .
     inside = sorted(edge for edge in edges if edge < longest or not longest)
     long = [edge for edge in inside if edge >= LONG_SEQUENCE]
     inside += [*long, *(edge for edge in long if 2 * edge > longest)] * 6
-    crossing = sorted({window for end in ends for tile in tile_sizes for window in _crossing(end, tile)})
+    crossing = sorted({window for end in ends for window in _crossing(end, tile_sizes)})
     outside = (longest, longest + 1, HUGE_WINDOW, LARGEST_WINDOW) if longest else TINY_WINDOWS
     repeated = crossing * (2 * len(inside) // max(1, len(crossing)) + 1)
     return sampled_from(sorted((*TINY_WINDOWS, *inside, *inside, *repeated, *outside)))
 
 
-def _crossing(sequence: Sequence, tile: int) -> Iterable[int]:
-    """Yield windows that begin at a tile's edge for the last query token, and in the tile before for the one before."""
-    if sequence.query_len > 1:
-        yield from range(sequence.seq_len - sequence.seq_len // tile * tile or tile, sequence.seq_len, tile)
+def hides_tile(window: int, sequences: Iterable[Sequence], tile_sizes: Iterable[int]) -> bool:
+    """Return whether a window hides a tile from a sequence's last query token, but not from the one before."""
+    return any(window in _crossing(sequence, tile_sizes) for sequence in sequences)
+
+
+def _crossing(sequence: Sequence, tile_sizes: Iterable[int]) -> range:
+    """Return the windows that begin at a tile's edge for the last query token, and one key before it for another.
+
+    An edge of the largest tile that the sequence is longer than is one of the smaller tiles too.
+    """
+    tile = max((tile for tile in tile_sizes if tile < sequence.seq_len), default=0)
+    if not tile or sequence.query_len < 2:
+        return range(0)
+    return range(sequence.seq_len % tile or tile, sequence.seq_len, tile)
 
 
 ALIBI_RECIPES = (

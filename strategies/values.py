@@ -135,15 +135,17 @@ def score_recipes(
     segments: bool = False,
     one_byte: bool = False,
     long: bool = False,
+    hidden_tile: bool = False,
 ) -> st.SearchStrategy[ScoreRecipe]:
     """Return a strategy of recipes of the logits; shrinks towards standard normal ones.
 
     With a window, some logits peak just outside of it. With a soft cap, some are far beyond it or at its knee. With a
     window or segments, some rows may see nothing of a tile or segment; low logits, which reveal mistakes there, are
     frequent, with ``sinks`` less so, which then must be low too. ``one_byte`` operands exclude levels at which their
-    coarse steps would make every row ill-conditioned. ``long`` sequences often have weights of exactly 0 and 1.
+    coarse steps would make every row ill-conditioned. ``long`` sequences often have weights of exactly 0 and 1. With
+    ``hidden_tile`` of only some rows of a block, most logits are low unless there are ``sinks``.
     """
-    return _score_recipes(window, softcap, sinks, segments, one_byte, long)
+    return _score_recipes(window, softcap, sinks, segments, one_byte, long, hidden_tile and not sinks)
 
 
 def is_low(scores: ScoreRecipe) -> bool:
@@ -153,13 +155,13 @@ def is_low(scores: ScoreRecipe) -> bool:
 
 @lru_cache(maxsize=128)
 def _score_recipes(
-    window: bool, softcap: float, sinks: bool, segments: bool, one_byte: bool, long: bool
+    window: bool, softcap: float, sinks: bool, segments: bool, one_byte: bool, long: bool, hidden_tile: bool
 ) -> st.SearchStrategy[ScoreRecipe]:
     low = ((LOW, True), (HIDDEN, not sinks and (window or segments)))
     tables = (*low, (EXTREME, not one_byte), (WINDOWED, window), (capped_scores(softcap), softcap > 0))
     # A table that does not apply is filled with others: an index must mean the same when shrinking drops a feature.
     chosen = (recipe for table, applies in tables for recipe in (table if applies else SCORES[: len(table)]))
-    return sampled_from((*SCORES, *chosen, *EXACT * long))
+    return sampled_from((*SCORES, *chosen, *EXACT * long, *HIDDEN * (4 * hidden_tile)))
 
 
 def value_recipes(*, exact: bool = False) -> st.SearchStrategy[ValueRecipe]:

@@ -6,6 +6,7 @@ import itertools
 from typing import Any, get_args
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
@@ -24,12 +25,14 @@ from fuzz_attn.case.recipes import (
     QQBiasRecipe,
     SinkRecipe,
 )
+from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.draws import sampled_from
 from fuzz_attn.strategies.dtypes import dtypes
 from fuzz_attn.strategies.features import (
     HUGE_WINDOW,
     LARGEST_WINDOW,
     alibi_slopes,
+    hides_tile,
     qq_biases,
     scales,
     sinks,
@@ -171,6 +174,29 @@ def test_nine_in_twenty_choices_are_relations_and_evenly_spread(sample: Any) -> 
 def test_costly_cases_have_fewer_relations(sample: Any, sequence: Sequence, least: float, most: float) -> None:
     drawn = sample(with_choices(sampled_from((AttentionCase((sequence,)),))), 2000)
     assert least < sum(choice is not None for _, choice in drawn) / len(drawn) < most
+
+
+@given(st.integers(1, 40), st.integers(0, 200), st.integers(1, 241), st.sampled_from([(16,), (16, 32, 64), (64,)]))
+def test_a_window_hides_a_tile_from_the_last_token_only(query: int, context: int, window: int, tiles: Any) -> None:
+    sequence = Sequence(query, context)
+    fitting = [tile for tile in tiles if tile < sequence.seq_len]
+    last, before = (sequence.seq_len - window - row for row in (0, 1))  # the first key that each sees
+    expected = query > 1 and bool(fitting) and last > 0 and last // max(fitting) > before // max(fitting)
+    assert hides_tile(window, (Sequence(1), sequence), tiles) == expected
+
+
+def test_low_logits_stay_low_where_a_window_hides_a_tile(sample: Any) -> None:
+    hiding = [
+        case
+        for case in sample(cases(Domain(tile_sizes=(16,)), sequences=(Sequence(4, 300),), variants=0), 1500)
+        if case.window
+        and case.sinks is None
+        and hides_tile(case.window, case.sequences, (case.launch.tile_size or 16,))
+    ]
+    low = [case for case in hiding if isinstance(case.scores, LevelScores) and case.scores.level < 0]
+    assert len(low) > len(hiding) / 2
+    assert not any(case.equal_heads for case in low)
+    assert any(case.equal_heads for case in hiding)
 
 
 def test_half_of_the_windows_hide_keys(sample: Any) -> None:
