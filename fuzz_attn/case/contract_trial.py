@@ -74,9 +74,18 @@ class ContractTrial(Plain, frozen=True):
 
     @property
     def subject(self) -> str:
-        """What the form is a form of: ``strides of seq_lens``. Failures of one subject are one failure."""
+        """What the form is a form of: ``strides of seq_lens``. Failures of one subject have one class."""
         roles = self.roles if self.form != "in_place" else (self.role,)
         return FORMS[self.form][0].format(" and ".join(roles))
+
+    @property
+    def way(self) -> str:
+        """In what way a target that fails reads its arguments. Failures of one way are one row of a run.
+
+        What passes no stride of one argument mostly passes none of others, so strides are one way: those of elements,
+        and those of a transposed view.
+        """
+        return {"stepped": "elements", "expanded": "elements", "swapped": "axes"}.get(self.form, self.subject)
 
     @property
     def words(self) -> str:

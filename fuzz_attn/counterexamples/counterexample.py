@@ -98,7 +98,8 @@ class Counterexample(HoldsCases, frozen=True, omit_defaults=False):
     - ``shrunk``: whether nothing simpler was found to fail before the time of shrinking was up.
     - ``trigger``: the traits that the failure needs (:mod:`fuzz_attn.case.aspects`).
     - ``binding``: how the target was called; None where the names of its parameters tell it.
-    - ``also``: the classes of further failures of the case, which follow from this one.
+    - ``also``: the classes of further failures of the case, which follow from this one, and those of contracts of other
+      arguments, each with a case of its own, that are read wrongly in the same way.
     - ``environment``: where the failure was found.
     - ``elsewhere``: what it does in the simulator where a GPU found it; None where one backend found and shrunk it.
     """

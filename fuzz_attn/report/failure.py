@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import needs_trust
+from fuzz_attn.engine.failures.contract_rows import others_in_words
 from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.report.printing import count, text_of, whole
@@ -30,6 +31,8 @@ def render(found: Counterexample, path: Path | None = None, headline: str = "FAI
         parts.append(Text(f"It is {found.verdict.only_with}."))
     if found.verdict.hint:
         parts.append(Text(found.verdict.hint))
+    if others := others_in_words(found):
+        parts.append(Text(f"Read wrongly in the same way, each in a case of its own: {others}"))
     if found.trigger and found.shrunk:
         parts.append(Text(f"Needs: {needs(found)}"))
     parts.append(case_table(found))

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz_attn.case.contract_trial import trial_of
+from fuzz_attn.engine.failures.contract_rows import others_in_words
 from fuzz_attn.engine.failures.triage import class_of, has_place
 from fuzz_attn.engine.listeners.results import LEAST_JUDGED, FoundFailure, RunReport
 from fuzz_attn.operations.registry import operation_of
@@ -148,7 +149,8 @@ def cause(found: FoundFailure) -> str:
     verdict = found.counterexample.verdict
     words = (verdict.explanation.partition(" (in a larger case: ")[0] or verdict.message).partition("\n")[0]
     words = words.replace(f" at {verdict.site}", "") if verdict.site else words
-    return f"{words}; {verdict.only_with}" if verdict.only_with else words
+    others = others_in_words(found.counterexample)
+    return "; ".join(filter(None, (words, verdict.only_with, others and f"also {others}")))
 
 
 def rows_of(failures: Sequence[FoundFailure]) -> Iterator[tuple[FoundFailure, int, str]]:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.cli.campaigns import exit_status
 from fuzz_attn.counterexamples import counterexample
@@ -34,7 +35,7 @@ from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.oracle.verdict import Kind, Verdict
 from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.report import run_documents
-from fuzz_attn.report.outcome import failures_list, outcome
+from fuzz_attn.report.outcome import cause, failures_list, outcome
 from fuzz_attn.report.printing import text_of
 from fuzz_attn.report.run_documents import json_document, save_junit
 from fuzz_attn.report.summary import render
@@ -144,6 +145,32 @@ def test_a_mark_covers_what_another_shard_found_of_the_same_bug(shrunk: bool) ->
     left = one_for_each_bug(report(PASSED, *events))
     assert [(row.path, row.cases) for row in left.failures] == [("known.json", 2)]
     assert left.exit_status == 0
+
+
+def of_contract(role: str) -> Counterexample:
+    """Return the strides of an argument that are not read rightly."""
+    trial = ContractTrial("stepped", role)
+    verdict = Verdict("contract", "mismatch", f"{trial.subject}: a form is taken without a word")
+    case = msgspec.structs.replace(CASE, contract=trial)
+    return counterexample.signed("t", "unified", None, case, verdict)
+
+
+def test_a_row_of_a_contract_names_the_other_arguments_also_in_its_file(tmp_path: Path) -> None:
+    one, two = str(tmp_path / "a.json"), str(tmp_path / "b.json")
+    lengths, table, sinks = map(of_contract, ("seq_lens", "block_table", "sinks"))
+    for found_first, path in ((lengths, one), (sinks, two)):
+        counterexample.overwrite(found_first, Path(path))
+    result = report(
+        *(FailureFound(0, 0, lengths, one), FailureFound(0, 1, table, "gone.json"), FailureFound(1, 0, sinks, two)),
+        FailureChanged(0, 1, table, "gone.json", done=True, same_as=one, same=(0, 0)),
+        FailureChanged(0, 0, lengths, one, done=True),  # it is shrunk further
+    )
+    (row,) = one_for_each_bug(result).failures
+    also = "contract strides of block_table", "contract strides of sinks"
+    assert (row.path, row.cases, sorted(row.counterexample.also)) == (one, 3, [*also])
+    assert counterexample.load(Path(one)) == row.counterexample
+    assert not Path(two).exists()
+    assert cause(row).endswith("; also strides of block_table, strides of sinks")
 
 
 def test_failures_without_files_are_counted_apart() -> None:

@@ -21,7 +21,9 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe
 from fuzz_attn.counterexamples.counterexample import Counterexample, signed
+from fuzz_attn.counterexamples.counterexample import load as load_file
 from fuzz_attn.engine.case_judge import load
+from fuzz_attn.engine.failures.contract_rows import contracts_of
 from fuzz_attn.engine.failures.triage import class_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Setup
@@ -32,6 +34,7 @@ from fuzz_attn.operations.contract_draws import SHARES, ContractDraws
 from fuzz_attn.operations.merge_states.state_case import StateCase
 from fuzz_attn.operations.registry import load_target, operation_of
 from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.report.outcome import cause
 
 SAMPLES = Path(__file__).parents[1] / "sample_targets"
 BREAKING = SAMPLES / "breaking_contracts.py"
@@ -40,6 +43,7 @@ CASE = AttentionCase(LENGTHS, heads=HeadLayout(2, 2, 32), alibi=AlibiRecipe(), s
 DECODE = AttentionCase((Sequence(1, 45), Sequence(1, 23)), family="paged", softmax_scale=0.25)
 ALIKE = AttentionCase((Sequence(1, 23),) * 3, family="paged", softmax_scale=0.25)
 STATES, WRITE = StateCase(2, 3, 2), WriteCase(5)
+DENSE = {f"contract strides of {name}" for name in ("seq_lens", "query_start_loc", "block_table")}
 INT64 = ContractTrial("type", "block_table", "int64")
 
 WRONG: dict[str, tuple[Any, ContractTrial, str]] = {
@@ -121,9 +125,12 @@ def test_each_form_holds_the_same_numbers() -> None:
     assert given.equal(lengths)
 
 
-def test_between_lengths_are_others() -> None:
-    given = called(ContractTrial("stepped", "seq_lens"), torch.tensor([5, 6, 7]), torch.zeros(2)).given["x"]
-    assert given.as_strided((6,), (1,)).tolist() == [5, 7, 6, 6, 7, 5]
+@pytest.mark.parametrize("lengths", [[5, 6], [5, 6, 7]])
+def test_lengths_that_are_read_as_dense_are_others(lengths: list[int]) -> None:
+    given = called(ContractTrial("stepped", "seq_lens"), torch.tensor(lengths), torch.zeros(2)).given["x"]
+    dense = given.as_strided(given.shape, (1,)).tolist()
+    assert set(dense) <= set(lengths), "a launcher may take them without a word"
+    assert dense != lengths
 
 
 @pytest.mark.parametrize(
@@ -310,6 +317,15 @@ def test_a_run_finds_one_failure_that_replays_and_is_fixed_in_a_right_target(tmp
     assert not again.verdict.passed
     (fixed,) = replay((Path(row.path),), target=f"{BREAKING}:refusing")
     assert fixed.verdict.passed
+
+
+def test_arguments_that_are_read_as_dense_are_one_row_that_names_them(tmp_path: Path) -> None:
+    target = f"{BREAKING}:dense_metadata"
+    report = fuzz_attn.verify(target, max_cases=1000, max_time=300, workers=1, seed=1, out=tmp_path)
+    (row,) = report.failures
+    assert set(contracts_of(row.counterexample)) == DENSE
+    assert load_file(Path(row.path)) == row.counterexample, "the file names them too"
+    assert cause(row).count("strides of ") == len(DENSE)
 
 
 @pytest.mark.parametrize("target", [f"{BREAKING}:refusing", f"{BREAKING}:merge"])

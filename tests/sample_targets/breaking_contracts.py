@@ -52,6 +52,25 @@ unaligned_starts = _with("cu_seqlens_q", _aligned)
 table_elsewhere = _with("block_table", _of_device)
 
 
+def _dense(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """Return what a kernel reads that gets the strides of all axes but the last one: numbers below ``count``.
+
+    Others stay right, because torch refuses them.
+    """
+    found = tensor.as_strided(tensor.shape, (*tensor.stride()[:-1], 1))
+    return torch.where((found < 0) | (found >= count), tensor, found)
+
+
+def dense_metadata(q, k, v, out, cu_seqlens_q, seqused_k, block_table, softmax_scale):  # type: ignore[no-untyped-def]
+    """Wrong: three tensors are read as if they were dense, for one reason."""
+    given = {"q": q, "k": k, "v": v, "out": out, "softmax_scale": softmax_scale}
+    missing = dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "q_descale", "k_descale", "v_descale"))
+    lengths = _dense(seqused_k, 2**31 - 1).clamp(cu_seqlens_q.diff(), seqused_k)
+    starts, pages = _dense(cu_seqlens_q, len(q) + 1), _dense(block_table, len(k))
+    metadata = {"cu_seqlens_q": starts, "seqused_k": lengths, "block_table": pages}
+    unified_attention(**given, **missing, **metadata, causal=True, window_size=(-1, -1), softcap=0.0)
+
+
 def strided_lengths(query, output, key_cache, value_cache, block_table, seq_lens, softmax_scale):  # type: ignore[no-untyped-def]
     """Wrong: the kernel reads the lengths as if they were dense. Nothing tells it their stride."""
     if block_table.numel() and block_table.stride(-1) != 1:

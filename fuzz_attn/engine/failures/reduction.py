@@ -32,6 +32,7 @@ from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.closer_look import explained, in_words
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
+from fuzz_attn.engine.failures.contract_rows import contract_of
 from fuzz_attn.engine.failures.records import Records
 from fuzz_attn.engine.failures.triage import (
     HANG,
@@ -106,7 +107,9 @@ def simplicity(case: AnyCase, relation: str | None = None) -> tuple[float, ...]:
 
 
 def is_simpler(found: Counterexample, other: Counterexample) -> bool:
-    """Return whether a counterexample has a simpler case than another one."""
+    """Return whether a counterexample has a simpler case than another one; one of another contract is not simpler."""
+    if contract_of(found.verdict) != contract_of(other.verdict):
+        return False
     return simplicity(found.case, found.relation) < simplicity(other.case, other.relation)
 
 

@@ -29,10 +29,10 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.contract_trial import NAME
 from fuzz_attn.case.paths import of_any_configuration
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import Which, name_of
+from fuzz_attn.engine.failures.contract_rows import contract_of, have_one_row
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.operations.registry import OPERATIONS, operation_of
 from fuzz_attn.oracle.verdict import Verdict
@@ -70,8 +70,8 @@ def class_of(verdict: Verdict) -> str:
 
     That of a contract trial is what it is about.
     """
-    if verdict.property_name == NAME and not verdict.passed:
-        return f"{NAME} {verdict.message.partition(':')[0]}"
+    if contract := contract_of(verdict):
+        return contract
     of = f" {verdict.output}" if verdict.output not in ("", "out") else ""
     if verdict.kind in _OUTPUT_KINDS:
         return OUTPUT + of
@@ -337,14 +337,15 @@ def _with_harmless(order: Order, triggers: Iterable[frozenset[str]]) -> Order:
 def is_same(known: KnownFailure, new: KnownFailure) -> bool:
     """Return whether a shrunk failure is the same bug as a known one.
 
-    It is if both have the same cause in words, or are found at two lines of a file by the same smallest case. Of one
-    class, it is if the same poison reaches the output, if it has the known one's trigger, or if the known one has its
-    trigger and needs as much or more, apart from nuances and from how long or large the cases are. What a known one
-    needs that could not be shrunk in full is unknown. A failure that passes in the simulator is no bug of logic.
+    It is if both have the same cause in words, are found at two lines of a file by the same smallest case, or are
+    contracts of arguments that are read wrongly in the same way. Of one class, it is if the same poison reaches the
+    output, if it has the known one's trigger, or if the known one has its trigger and needs as much or more, apart from
+    nuances and from how long or large the cases are. What a known one needs that could not be shrunk in full is
+    unknown. A failure that passes in the simulator is no bug of logic.
     """
     if (known.found.only_here and new.found.is_logic) or (known.found.is_logic and new.found.only_here):
         return False
-    if _same_cause(known, new) or _same_smallest_case(known, new):
+    if _same_cause(known, new) or _same_smallest_case(known, new) or have_one_row(known.found, new.found):
         return True
     traits = traits_of_both(known.found) | traits_of_both(new.found)
     return alike(known.failure_class, new.failure_class, traits) and _same_of_class(known, new)

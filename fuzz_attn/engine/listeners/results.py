@@ -25,6 +25,7 @@ from fuzz_attn.engine.events import (
     name_of,
 )
 from fuzz_attn.engine.failures import triage
+from fuzz_attn.engine.failures.contract_rows import contracts_of, naming
 from fuzz_attn.engine.failures.reduction import simplicity
 from fuzz_attn.engine.failures.triage import KnownFailure, is_same, trigger_in
 from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics, Tally, merged
@@ -193,9 +194,12 @@ class _Failure:
     done: bool = False
     saved: bool = False
     followed: bool = True
+    merged: tuple[Counterexample, ...] = ()
+    """Contracts of other arguments that are in its row."""
 
     def found(self) -> FoundFailure:
-        return FoundFailure(**vars(self))
+        own = {name: value for name, value in vars(self).items() if name != "merged"}
+        return FoundFailure(**{**own, "counterexample": naming(self.counterexample, *self.merged)})
 
 
 class Results:
@@ -241,7 +245,9 @@ class Results:
         other = self._row_of(event.same, event.same_as) if event.same_as else None
         self._name(name, event.path)
         if other is not None and other != name and other in self._failures:
-            self._count(other, self._failures.pop(name).cases)
+            gone, row = self._failures.pop(name), self._failures[other]
+            row.cases += gone.cases
+            row.merged += tuple(each for each in (gone.counterexample, *gone.merged) if contracts_of(each))
             self._rows = {each: other if row == name else row for each, row in self._rows.items()}
             return
         # Of two failures that ended as each other, one has to stay.
@@ -319,16 +325,26 @@ def one_for_each_file(failures: Iterable[FoundFailure]) -> tuple[FoundFailure, .
     for failure in sorted(failures, key=lambda failure: failure.first_seen):
         name = failure.path or f"{len(by_path)}"  # without a file, each is a failure of its own
         known = by_path.get(name)
-        cases = failure.cases + (known.cases if known else 0)
-        by_path[name] = msgspec.structs.replace(known or failure, cases=cases)
+        by_path[name] = failure if known is None else _with(known, failure)
     return tuple(by_path.values())
+
+
+def _with(known: FoundFailure, same: FoundFailure) -> FoundFailure:
+    """Return a failure with the cases of another one that is the same bug, whose contracts it names too."""
+    return msgspec.structs.replace(
+        known,
+        counterexample=naming(known.counterexample, same.counterexample),
+        cases=known.cases + same.cases,
+        first_seen=min(known.first_seen, same.first_seen),
+    )
 
 
 def one_for_each_bug(report: RunReport) -> RunReport:
     """Return a report without the failures that are the same bug as another one, and delete their files.
 
     Shards that found a bug at the same time, shortly before the end, could not tell each other. A file from before the
-    run stays. A failure that has lost its file gets it back.
+    run stays. A failure that has lost its file gets it back, and one that stands for contracts of other arguments names
+    them in its file.
     """
     left, same = without_duplicates(report)
     for path in map(Path, same):
@@ -336,15 +352,17 @@ def one_for_each_bug(report: RunReport) -> RunReport:
             counterexample.load(path)  # the path may come from a log: nothing else is deleted
             path.unlink(missing_ok=True)
     for failure in left.failures:
-        _restore(failure)
+        if failure.path and not failure.saved:
+            _restore(failure.counterexample, Path(failure.path))
     return left
 
 
-def _restore(failure: FoundFailure) -> None:
-    """Write the file of a failure again that has gone, for example with a failure that it was taken for."""
-    if failure.path and not failure.saved and not Path(failure.path).exists():
-        with contextlib.suppress(OSError):
-            counterexample.overwrite(failure.counterexample, Path(failure.path))
+def _restore(found: Counterexample, path: Path) -> None:
+    """Write a file again that has gone, for example with a failure that it was taken for, or that names too little."""
+    with contextlib.suppress(OSError, CounterexampleError):
+        named = contracts_of(found)
+        if not path.exists() or (named and not set(named) <= set(contracts_of(counterexample.load(path)))):
+            counterexample.overwrite(found, path)
 
 
 def without_duplicates(report: RunReport) -> tuple[RunReport, tuple[str, ...]]:
@@ -352,9 +370,7 @@ def without_duplicates(report: RunReport) -> tuple[RunReport, tuple[str, ...]]:
     found = {failure.path: failure for failure in report.failures if failure.path}
     same = dict(_same_bugs(found))
     for path, kept in same.items():
-        known, other = found[kept], found.pop(path)
-        first_seen = min(known.first_seen, other.first_seen)
-        found[kept] = msgspec.structs.replace(known, cases=known.cases + other.cases, first_seen=first_seen)
+        found[kept] = _with(found[kept], found.pop(path))
     failures = tuple(found.get(failure.path, failure) for failure in report.failures if failure.path not in same)
     counted = report.statistics
     left = msgspec.structs.replace(

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.engine.failures.contract_rows import is_contract, others_in_words
 from fuzz_attn.engine.failures.triage import has_place
 from fuzz_attn.engine.listeners.results import FoundFailure
 from fuzz_attn.operations.operation import Batch
@@ -208,8 +209,11 @@ def _hints(found: FoundFailure) -> Iterator[str]:
         yield example.verdict.hint
     if not found.followed:
         yield f"{NOT_FOLLOWED.capitalize()}: others of its class were, or there were too many."
+    if others := others_in_words(example):
+        yield f"Read wrongly in the same way, each in a case of its own: {others}."
     for name in example.also:
-        yield f"Also at {name.partition(' ')[2]}." if has_place(name) else f"The same case also fails as: {name}."
+        if not is_contract(name):
+            yield f"Also at {name.partition(' ')[2]}." if has_place(name) else f"The same case also fails as: {name}."
 
 
 def _commands(found: FoundFailure) -> Iterator[tuple[str, str]]:

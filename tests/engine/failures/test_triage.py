@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.contract_trial import ContractTrial, Form
 from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Elsewhere, environment_of
+from fuzz_attn.engine.failures.reduction import is_simpler
 from fuzz_attn.engine.failures.triage import (
     KnownFailure,
     KnownFailures,
@@ -19,6 +21,7 @@ from fuzz_attn.engine.failures.triage import (
     is_same,
     may_be_together,
     merged,
+    trigger_in,
 )
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.oracle.verdict import Kind, Verdict
@@ -50,6 +53,58 @@ def failure(
 )
 def test_two_failures_are_one_bug(known: KnownFailure, new: KnownFailure, same: bool) -> None:
     assert is_same(known, new) is same
+
+
+def of_contract(form: Form, role: str, **fields: Any) -> KnownFailure:
+    trial = ContractTrial(form, role)
+    verdict = Verdict("contract", "mismatch", f"{trial.subject}: a form is taken without a word")
+    found = counterexample.signed("t", "unified", None, replace(PLAIN, contract=trial), verdict)
+    usual = {"confirmation": "confirmed", "trigger": (f"contract: {trial.subject}",)}
+    found = msgspec.structs.replace(found, **{**usual, **fields})
+    return KnownFailure(0, 0, found, f"{form}-{role}.json", trigger_in(found))
+
+
+MARKED = {"status": "known", "reference": "#7", "because": "callers have dense ones"}
+NAMING = {**MARKED, "also": ("contract strides of block_table",)}
+
+
+@pytest.mark.parametrize(
+    ("known", "new", "same"),
+    [
+        (of_contract("stepped", "seq_lens"), of_contract("stepped", "block_table"), True),
+        (of_contract("stepped", "seq_lens"), of_contract("expanded", "query_lens"), True),
+        (of_contract("swapped", "query"), of_contract("swapped", "new_keys"), True),
+        (of_contract("stepped", "seq_lens"), of_contract("swapped", "query"), False),
+        (of_contract("type", "seq_lens"), of_contract("type", "block_table"), False),
+        (of_contract("offset", "seq_lens"), of_contract("offset", "block_table"), False),
+        (of_contract("stepped", "seq_lens"), failure(PLAIN, "mismatch", ()), False),
+        (of_contract("stepped", "seq_lens"), of_contract("stepped", "block_table", confirmation="flaky"), False),
+        (of_contract("stepped", "seq_lens", **MARKED), of_contract("stepped", "block_table"), False),
+        (of_contract("stepped", "block_table"), of_contract("stepped", "seq_lens", **MARKED), False),
+        (of_contract("stepped", "seq_lens", **NAMING), of_contract("stepped", "block_table"), True),
+        (of_contract("stepped", "seq_lens", **NAMING), of_contract("stepped", "sinks"), False),
+    ],
+)
+def test_contracts_of_one_way_are_one_row_unless_a_mark_does_not_name_them(
+    known: KnownFailure, new: KnownFailure, same: bool
+) -> None:
+    assert is_same(known, new) is same
+
+
+def test_each_argument_of_a_row_is_recognised_again() -> None:
+    known, strides = of_contract("stepped", "seq_lens"), "contract strides of block_table"
+    assert not known.shown_by(strides, frozenset({"contract: strides of block_table"}))
+    known.widen(of_contract("stepped", "block_table"))
+    assert known.shown_by(strides, frozenset({"contract: strides of block_table"}))
+    assert known.shown_by("contract strides of seq_lens", frozenset({"contract: strides of seq_lens"}))
+    assert not known.shown_by("contract strides of sinks", frozenset({"contract: strides of sinks"}))
+
+
+def test_a_simpler_case_of_another_argument_does_not_take_a_row() -> None:
+    lengths, table = of_contract("stepped", "seq_lens").found, of_contract("stepped", "block_table").found
+    longer = msgspec.structs.replace(lengths, case=replace(lengths.case, sequences=(Sequence(1, 90),)))
+    assert is_simpler(lengths, longer)
+    assert not is_simpler(table, longer)
 
 
 def with_outcome(outcome: Literal["fails", "passes", "unknown"]) -> KnownFailure:
