@@ -61,6 +61,8 @@ ORDINARY: Final[dict[tuple[Holds, Form], str]] = {
     ("bias", "stepped"): "inner_strides",
 }
 """Forms that ordinary cases have where the target promises a feature."""
+OPERANDS: Final[tuple[Holds, ...]] = ("numbers", "cache")
+"""What kernels multiply. Those of 16 bits get no wider type there: dots cut float32 to tf32, in the simulator too."""
 _NEVER_ON_GPU: Final = ("wider",)
 """On a GPU, dots of float32 are less exact than the bounds of 16-bit types allow."""
 
@@ -82,7 +84,7 @@ class ContractDraws:
         if self._random.random() >= self._shares[0] or self._operation.is_mostly_virtual(case):
             return None
         for place, trial in enumerate(self._pending):
-            tried = self._tried(case, trial)
+            tried = self.tried(case, trial)
             if tried is not None:
                 del self._pending[place]
                 self._fruitless = 0
@@ -91,6 +93,11 @@ class ContractDraws:
         if not self._pending or self._fruitless > PATIENCE:
             self._pending, self._shares, self._fruitless = self._shuffled(), self._shares[1:] or self._shares, 0
         return None
+
+    @property
+    def first(self) -> tuple[ContractTrial, ...]:
+        """The trials that are tried before those of addresses and devices."""
+        return tuple(self._trials[0])
 
     def _of(self, binding: Binding, kinds: dict[Holds, tuple[_Kind, ...]]) -> Iterator[ContractTrial]:
         """Yield the trials of the parameters of a target."""
@@ -110,7 +117,7 @@ class ContractDraws:
     def _shuffled(self) -> list[ContractTrial]:
         return [trial for group in self._trials for trial in self._random.sample(group, len(group))]
 
-    def _tried(self, case: Any, trial: ContractTrial) -> Any | None:
+    def tried(self, case: Any, trial: ContractTrial) -> Any | None:
         """Return the case as a trial; None where it lacks the argument, or ordinary cases are like the trial."""
         try:
             if trial.form == "empty":
@@ -120,7 +127,8 @@ class ContractDraws:
             holds, features = self._operation.tensor_roles[trial.role]
             if features and features.isdisjoint(self._operation.all_features_of(case)):
                 return None
-            if holds in ("lengths", "indices") and not self._has_many(case):
+            few = holds in ("lengths", "indices") and not self._has_many(case)
+            if few or (trial.to == "wider" and holds in OPERANDS and self._has_narrow_dots(case)):
                 return None
             if trial.form == "expanded":
                 case = self._operation.with_parts(case, (0,) * min(ALIKE, max(2, self._operation.parts(case))))
@@ -129,6 +137,11 @@ class ContractDraws:
             return replace(case, contract=trial)
         except (CaseError, IndexError):
             return None
+
+    def _has_narrow_dots(self, case: Any) -> bool:
+        """Return whether kernels multiply numbers of fewer than 32 bits."""
+        dtypes = self._operation.dtypes_of(case)
+        return dtypes is not None and {dtypes.q, dtypes.kv} != {"float32"}
 
     def _has_many(self, case: Any) -> bool:
         """Return whether a case has several sequences, one of them on several pages: else few indices tell nothing."""

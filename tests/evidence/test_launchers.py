@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.operations.registry import FAMILIES
 from fuzz_attn.targets.published import place
 
@@ -32,6 +33,8 @@ def test_the_page_holds_the_matrix_of_the_data(matrix: ModuleType, launchers: li
     page = matrix.PAGE.read_text(encoding="utf-8")
     assert matrix.matrix_of(launchers) in page, "run `make launchers`"
     assert matrix.summary_of(launchers) in page, "run `make launchers`"
+    assert matrix.contracts_of(launchers) in page, "run `make launchers`"
+    assert matrix.contracts_in_words(launchers) in page, "run `make launchers`"
     assert matrix.with_matrix(page, launchers) == page
 
 
@@ -45,6 +48,50 @@ def test_the_matrix_follows_from_the_data(matrix: ModuleType) -> None:
         "1 of 2 bind: 1 by names, 0 by a known binding.\n\n"
         f"{matrix.HEAD}| a `merging:merge` | by names | `merge_states` | nothing |\n"
         "| c `d:call` | no |  | no family |\n\nEnd\n"
+    )
+
+
+def test_the_table_of_contracts_follows_from_the_data(matrix: ModuleType) -> None:
+    none = {"spec": "a==1:a.b.merging:merge", "binds": "names", "family": "merge_states", "shows": "nothing"}
+    two = {
+        **none,
+        "spec": "a==1:a.c:call",
+        "contracts": "strides: `x`, `y`; output in place: `q`",
+        "argued": "unclear: a",
+    }
+    one = {**none, "spec": "a==1:a.d:call", "contracts": "strides: `x`", "argued": "outside: checked"}
+    page = matrix.with_matrix(
+        f"1 of 1 launchers have 1 rows of contracts\n\n{matrix.CONTRACTS_HEAD}| x |\n", [none, two, one]
+    )
+    assert page == (
+        "2 of 3 launchers have 3 rows of contracts with 4 arguments: 0 defect, 1 outside, 1 unclear.\n\n"
+        f"{matrix.CONTRACTS_HEAD}| a `c:call` | strides: `x`, `y`; output in place: `q` | unclear: a |\n"
+        "| a `d:call` | strides: `x` | outside: checked |\n"
+    )
+
+
+def test_what_a_launcher_takes_wrongly_is_argued(matrix: ModuleType, launchers: list[dict[str, str]]) -> None:
+    for each in launchers:
+        assert ("contracts" in each) is ("argued" in each), each["spec"]
+        verdict, colon, why = each.get("argued", "unclear: it takes none").partition(": ")
+        assert verdict in matrix.VERDICTS, each["spec"]
+        assert colon, each["spec"]
+        assert why, each["spec"]
+
+
+def test_trials_of_one_way_are_named_together(module_at: Callable[[Path], ModuleType]) -> None:
+    words = module_at(HERE / "unusual_arguments.py").in_words
+    trials = [
+        ContractTrial("stepped", "seq_lens"),
+        ContractTrial("expanded", "seq_lens"),
+        ContractTrial("swapped", "key"),
+        ContractTrial("in_place", "query"),
+        ContractTrial("type", "block_table", "int64"),
+        ContractTrial("stepped", "block_table"),
+    ]
+    names = {"seq_lens": "lens", "block_table": "table", "query": "q", "key": "k", "value": "v", "output": "out"}
+    assert words(trials, names) == (
+        "type: `table`; strides of elements: `lens`, `table`; strides of axes: `k`, `v`; output in place: `q`"
     )
 
 

@@ -31,7 +31,7 @@ from fuzz_attn.engine.replay import replay
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.operations.cache_write.write_case import WriteCase
 from fuzz_attn.operations.contract_draws import SHARES, ContractDraws
-from fuzz_attn.operations.merge_states.state_case import StateCase
+from fuzz_attn.operations.merge_states.state_case import StateCase, StateDomain
 from fuzz_attn.operations.registry import load_target, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.report.outcome import cause
@@ -222,6 +222,15 @@ def test_forms_that_ordinary_cases_have_are_no_trials() -> None:
     assert swapped in trials_of(draws(dense, "query"), CASE, 2000)
     assert ContractTrial("empty") in trials_of(draws(dense, "query"), CASE, 2000)
     assert ContractTrial("empty") not in trials_of(draws(Domain(), "query"), CASE, 2000)
+
+
+def test_numbers_of_16_bits_are_not_wider_where_kernels_multiply_them() -> None:
+    half = msgspec.structs.replace(CASE, dtypes=DTypes("float16", "float16", "float16"))
+    for case, roles in ((half, set()), (CASE, {"query", "key_cache"})):
+        found = trials_of(draws(Domain(), "query", "key_cache"), case, 4000)
+        assert {trial.role for trial in found if trial.to == "wider"} == roles
+    merges = draws(StateDomain(), "first_output")
+    assert any(trial.to == "wider" for trial in trials_of(merges, StateCase(2, 3, 2, dtype="float16"), 4000))
 
 
 def test_numbers_of_wider_types_are_no_trial_on_a_gpu() -> None:
