@@ -49,13 +49,15 @@ def trusted_call(
             f"{path}: names target={found.target!r}, and a file does not choose what code runs: add --target "
             f"{shlex.quote(found.target)}, or --trust if you trust the file, or name the target in [tool.fuzz_attn]"
         )
-    chosen = () if trust or binding is not None or found.binding is None else tuple(chosen_values(found.binding))
+    replaced = target in FAMILIES and target != found.target  # by a built-in target, which the file's does not fit
+    own = None if replaced else found.binding
+    chosen = () if trust or binding is not None or own is None else tuple(chosen_values(own))
     if chosen:
         raise CounterexampleError(
             f"{path}: its binding chooses what the target gets ({', '.join(chosen)}): add --binding FILE with your "
             "own, or --trust if you trust the file"
         )
-    return target or found.target, binding or found.binding
+    return target or found.target, binding or own
 
 
 def needs_trust(found: Counterexample) -> bool:

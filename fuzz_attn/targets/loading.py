@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import reprlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,14 +42,17 @@ def load_target(spec: str, family: str | None = None, binding: Binding | None = 
     ``spec`` is a built-in name, an entry point of the group ``fuzz_attn.targets``, ``module:function``,
     ``path.py:function``, ``PACKAGE==VERSION:module:function`` for a published wheel, or ``FOLDER::module:function`` for
     a checkout. It names a callable or a :class:`Target`. ``binding`` states what the callable's signature does not
-    tell; it wins over the binding of a Target. With ``family`` None the signature decides. Raises
-    :class:`TargetError`, with a message of one line, if nothing loads or fits.
+    tell; it wins over the binding of a Target, and a built-in target takes none. With ``family`` None the signature
+    decides. Raises :class:`TargetError`, with a message of one line, if nothing loads or fits.
     """
     with restored_process_state(), target_defaults():
         return _loaded(spec, family, binding)
 
 
 def _loaded(spec: str, family: str | None, binding: Binding | None) -> Target:
+    if spec in BUILT_IN_NAMES and binding is not None:
+        stated = reprlib.repr(msgspec.to_builtins(binding))
+        raise TargetError(f"binding={stated} must not be stated for target={spec!r}, which is built in")
     found = built_in(spec) or _from_entry_point(spec, family, binding)
     if found is not None:
         return found

@@ -302,6 +302,26 @@ def test_a_binding_that_only_says_how_is_used(save: Save, folder: Path, in_proce
     assert replay(path, "--target", target, *in_process).exit_code == 0
 
 
+def test_a_built_in_target_takes_no_binding_of_the_user(save: Save, folder: Path) -> None:
+    """Each command that takes one says so; the binding of a file for another target is left out."""
+    (folder / "how.toml").write_text('layout = "rows"\n')
+    built_in, other = save("a.json", "unified"), save("b.json")
+    file = msgspec.structs.replace(counterexample.load(other), binding=Binding(layout="rows"))
+    other.write_bytes(msgspec.json.encode(file))
+    reason = "binding={'layout': 'rows'} must not be stated for target='unified', which is built in"
+    for arguments in (
+        ("run", "--target", "unified", "--max-cases", "1"),
+        ("bind", "unified"),
+        ("replay", str(built_in)),
+        ("explain", str(built_in)),
+        ("export", str(built_in), "--script", "script.py"),
+    ):
+        done = CliRunner().invoke(main, [*arguments, "--binding", "how.toml"])
+        assert done.exit_code == 2, (arguments, done.output)
+        assert reason in done.stderr, arguments
+    assert replay(other, "--target", "unified").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("target", "installed"),
     [

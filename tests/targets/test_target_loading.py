@@ -216,6 +216,12 @@ def test_built_in_target_has_every_feature_of_its_family(name: str) -> None:
     assert target.match.published
 
 
+def test_built_in_target_takes_no_binding() -> None:
+    said = re.escape("binding={'layout': 'rows'} must not be stated for target='paged', which is built in")
+    with pytest.raises(TargetError, match=said):
+        load_target("paged", binding=Binding(layout="rows"))
+
+
 COPIES = """from dataclasses import replace
 from fuzz_attn.targets import Target
 from fuzz_attn.targets.built_in import built_in
