@@ -75,7 +75,7 @@ def context_attention_fwd(
         b_start_loc: `[B + 1]` int32, prefix sums of the query lengths, beginning with 0. Length 0 is legal.
         b_seq_len: `[B]` int32, length of each whole sequence, its new tokens included.
         max_seq_len: the longest sequence, in tokens. Not needed; part of the published signature.
-        max_input_len: the most new tokens of one sequence; later tokens of a sequence are not answered.
+        max_input_len: the most new tokens of one sequence; of a longer one, later tokens may stay unwritten.
         k_scale: one float32 element, may be expanded: the value of a stored fp8 1. None is 1. Read only for an fp8
             cache; keys are scaled in float32 and rounded to q's dtype.
         v_scale: the same for values.

@@ -76,7 +76,7 @@ def extend_attention(
         kv_indptr: `[B + 1]` int32 or int64, prefix sums of the context lengths, beginning with 0. Length 0 is legal.
         kv_indices: `[kv_indptr[B] or more]` int32 or int64, the slots of all contexts, in any order. Sequences may
             share slots. The slot of a key that no token sees is not read.
-        max_len_extend: the most new tokens of one sequence; later tokens of a sequence are not answered.
+        max_len_extend: the most new tokens of one sequence; of a longer one, later tokens may stay unwritten.
         sm_scale: factor on the dot products; None is D ** -0.5.
         is_causal: whether a token sees no key behind p.
         window_size: (left, right): a token sees keys from p - left to p + right, -1 is no limit. With `is_causal` right

@@ -81,7 +81,7 @@ def varlen_attention(
         out: `[T or more, Hq, Dv]` float32, float16 or bfloat16. Padding rows are not written.
         cu_seqlens_q: `[B + 1]` int32 or int64, prefix sums of the query lengths, beginning with 0.
         cu_seqlens_k: `[B + 1]` int32 or int64, prefix sums of the rows that k and v have for each sequence.
-        max_seqlen_q: the most query tokens of one sequence; later tokens of a sequence are not answered.
+        max_seqlen_q: the most query tokens of one sequence; of a longer one, later tokens may stay unwritten.
         max_seqlen_k: the most keys of one sequence. Not needed; taken as others pass it.
         softmax_scale: factor on the dot products; None is D ** -0.5.
         causal: whether a token sees no key behind p.
