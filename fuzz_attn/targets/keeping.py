@@ -11,7 +11,8 @@ import gc
 import sys
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
+from functools import lru_cache
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ _FIRST: Final = 8
 """Items of a container whose change is seen where its length stays."""
 _CONTAINERS: Final = (dict, list, set, deque)
 _NUMBERS: Final = (int, float, str, type(None))
+_CACHE: Final[Any] = type(lru_cache(id))
 
 
 class Keeper:
@@ -51,10 +53,8 @@ class Keeper:
 
     def _look(self) -> dict[str, Hashable]:
         """Return a fingerprint of everything that the target may keep, by its name and kind."""
-        own = self._modules()
-        names = {id(module) for module in own}
         found: dict[str, Hashable] = {}
-        for number, (name, value) in enumerate(self._named(own, names)):
+        for number, (name, value) in enumerate(self._named()):
             if number > MOST_NAMES:
                 break
             found[name] = value
@@ -74,8 +74,8 @@ class Keeper:
             waiting += [value if isinstance(value, ModuleType) else _module_of(value) for value in values]
         return found
 
-    def _named(self, own: list[ModuleType], names: set[int]) -> Iterator[tuple[str, Hashable]]:
-        for module in own:
+    def _named(self) -> Iterator[tuple[str, Hashable]]:
+        for module in self._modules():
             for name, value in [*vars(module).items()]:
                 if not name.startswith("__"):
                     yield from _kept(name, value, own=_module_of(value) is module, deep=True)
@@ -92,13 +92,13 @@ def _is_own(module: ModuleType) -> bool:
 def _module_of(value: Any) -> ModuleType | None:
     """Return the module in which a function or class is defined."""
     name = getattr(value, "__module__", None) if isinstance(value, type | FunctionType | MethodType) else None
-    name = name or (getattr(getattr(value, "__wrapped__", None), "__module__", None) if callable(value) else None)
+    name = name or getattr(_attributes(value).get("__wrapped__"), "__module__", None)
     return sys.modules.get(name) if isinstance(name, str) else None
 
 
 def _kept(name: str, value: Any, *, own: bool, deep: bool) -> Iterator[tuple[str, Hashable]]:
     """Yield a name and a fingerprint of what a value may keep."""
-    if hasattr(value, "cache_info") and callable(value):
+    if isinstance(value, _CACHE):
         info = value.cache_info()
         yield f"{name} (lru_cache{' of tensors' * _holds_tensors(value)})", (info.currsize, info.misses)
     elif (mark := _fingerprint(value)) is not None:
@@ -138,10 +138,15 @@ def _of_function(name: str, function: FunctionType) -> Iterator[tuple[str, Hasha
 
 
 def _of_instance(name: str, instance: Any) -> Iterator[tuple[str, Hashable]]:
-    own: Mapping[str, Any] = getattr(instance, "__dict__", None) or {}
-    for attribute, value in [*own.items()]:
+    for attribute, value in [*_attributes(instance).items()]:
         if (mark := _fingerprint(value)) is not None:
             yield f"{name}.{attribute} ({_kind(value)})", mark
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object itself; its ``__getattr__``, which may raise, is not called."""
+    own = getattr(value, "__dict__", None)
+    return own if isinstance(own, dict) else {}
 
 
 def _is_of_target(value: Any) -> bool:

@@ -20,6 +20,16 @@ _keys: dict[str, int] = {}
 _own = threading.local()
 
 
+class _Refusing:
+    """An object that cannot be asked for an attribute that it lacks, as ``pytest.mark``."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"{name} is unknown")
+
+
+_refusing = _Refusing()
+
+
 @wraps(unified_attention)
 def cached_by_pointer(**given: Any) -> None:
     """Wrong: the lengths on the host are kept for the address of the tensor that holds them."""
