@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.compiler import CompilationError
+from triton.runtime import InterpreterError
 
 from fuzz_attn.case.dtypes import FP8_DTYPES, WIDE_DTYPES
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES
@@ -52,14 +53,34 @@ def _operator_kernel(target_ptr, size: tl.constexpr):
     tl.store(target_ptr + offsets, inside.to(tl.int32) + 2 * outside + 4 * (not inside))
 
 
+@triton.jit
+def _mask_kernel(limit_ptr, target_ptr, size: tl.constexpr):
+    offsets = tl.arange(0, size)
+    tl.store(target_ptr + offsets, 1, mask=(offsets > 2) & (tl.load(limit_ptr) > 0))
+
+
 def operator_defects() -> Iterator[str]:
-    """Yield a name if `and`, `or` and `not` of blocks are wrong. Compilers warn of them, so this runs no compiler."""
+    """Yield ``operator:and`` if `and`, `or` and `not` of blocks are wrong, and ``mask:scalar`` for a scalar in a mask.
+
+    Compilers warn of the former, so this runs no compiler.
+    """
     actual = torch.zeros(SIZE, dtype=torch.int32)
     _operator_kernel[(1,)](actual, size=SIZE)
     places = torch.arange(SIZE)
     inside, outside = (places > 2) & (places < SIZE - 1), (places < 2) | (places > SIZE - 3)
     if not torch.equal(actual, (inside + 2 * outside + 4 * ~inside).int()):
         yield "operator:and"
+    if not all(_mask_is_right(limit) for limit in (0, 1)):
+        yield "mask:scalar"
+
+
+def _mask_is_right(limit: int) -> bool:
+    actual = torch.zeros(SIZE, dtype=torch.int32)
+    try:
+        _mask_kernel[(1,)](torch.tensor([limit]), actual, size=SIZE)
+    except InterpreterError:
+        return False
+    return torch.equal(actual, (limit * (torch.arange(SIZE) > 2)).int())
 
 
 def defects(device: str) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 Up to and including Triton 3.9.0 the interpreter keeps bfloat16 as bit patterns and computes on these (Triton #11584),
 truncates float32 to bfloat16 instead of rounding it, uses the bits of an integer as those of its bfloat16, loses the
-carry when it rounds to fp8, and takes `a and b` of two blocks for `b`. Nothing stays patched outside of the context.
+carry when it rounds to fp8, takes `a and b` of two blocks for `b`, and refuses a mask that is a block's condition `&` a
+scalar's. Nothing stays patched outside of the context.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ _FIXES: Final[dict[str, Callable[[str], bool]]] = {
     "interpreter_float_casts": lambda defect: defect.startswith("cast:"),
     "interpreter_bfloat16_arithmetic": lambda defect: defect in ("add:bfloat16", "dot:bfloat16"),
     "interpreter_boolean_operators": lambda defect: defect.startswith("operator:"),
+    "interpreter_scalar_conditions": lambda defect: defect.startswith("mask:"),
 }
 
 
@@ -182,6 +184,20 @@ def _boolean_operators() -> AbstractContextManager[None]:
     return syntax_replaced(BooleanOperators(), BooleanOperators.functions, NAMES)
 
 
+@contextmanager
+def _scalar_conditions() -> Iterator[None]:
+    """Keep a scalar's condition a truth value where it becomes a block, not a number of the type that was compared."""
+    splat = InterpreterBuilder.create_splat
+
+    def create_splat(self: Any, block: Any, scalar: Any) -> Any:
+        if scalar.data.dtype == np.bool_:
+            return TensorHandle(np.full(block.shape, scalar.data), tl.int1)
+        return splat(self, block, scalar)
+
+    with arithmetic_replaced(create_splat=create_splat):
+        yield
+
+
 def _is_bfloat16(handle: Any) -> bool:
     return bool(handle.dtype.scalar == tl.bfloat16)
 
@@ -205,6 +221,7 @@ _SHIMS: Final = {
     "interpreter_float_casts": _float_casts,
     "interpreter_bfloat16_arithmetic": _bfloat16_arithmetic,
     "interpreter_boolean_operators": _boolean_operators,
+    "interpreter_scalar_conditions": _scalar_conditions,
 }
 
 

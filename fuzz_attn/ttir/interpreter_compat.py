@@ -16,7 +16,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
 InterpreterBuilder: Final = interpreter.InterpreterBuilder
-"""Its methods `cast_impl`, `binary_op`, `unary_op` and `create_dot` do the interpreter's arithmetic."""
+"""Its methods `cast_impl`, `binary_op`, `unary_op`, `create_splat` and `create_dot` do the interpreter's arithmetic."""
 
 TensorHandle: Final = interpreter.TensorHandle
 """A value of the interpreter: numpy `data` of a Triton `dtype`."""

@@ -263,9 +263,25 @@ def test_operators_between_blocks_work_on_each_element(condition: str, n: int) -
 
 def test_the_preflight_detects_wrong_operators() -> None:
     if tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9):
-        assert list(preflight.operator_defects()) == ["operator:and"]
+        assert list(preflight.operator_defects()) == ["operator:and", "mask:scalar"]
     with corrected():
         assert not list(preflight.operator_defects())
+
+
+@triton.jit
+def skipping_kernel(slots_ptr, target_ptr, SIZE: tl.constexpr):
+    row = tl.program_id(0)
+    columns = tl.arange(0, SIZE)
+    mask = (columns < SIZE - 1) & (tl.load(slots_ptr + row) >= 0)
+    tl.store(target_ptr + row * SIZE + columns, 1, mask=mask)
+
+
+def test_a_mask_may_join_the_condition_of_a_scalar() -> None:
+    """A kernel that skips some of its rows, as writes to a cache do."""
+    target = torch.zeros(3, 4, dtype=torch.int32)
+    with corrected():
+        skipping_kernel[(3,)](torch.tensor([5, -1, 0]), target, SIZE=4)
+    assert target.tolist() == [[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 0]]
 
 
 @pytest.fixture(autouse=True)
@@ -323,6 +339,7 @@ DEFECTS = {
     ("add:bfloat16",): ("interpreter_bfloat16_arithmetic",),
     ("dot:bfloat16", "cast:float32->float8_e5m2"): ("interpreter_float_casts", "interpreter_bfloat16_arithmetic"),
     ("operator:and",): ("interpreter_boolean_operators",),
+    ("mask:scalar",): ("interpreter_scalar_conditions",),
     ("dot:float32",): (),
 }
 
