@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, Literal, TypeAlias
 
@@ -95,12 +95,12 @@ class _Trials:
         if not self._usual or time.monotonic() > self._until:
             return None, ""
         for usual in self._usual:
-            outcome, why = self._compared(usual, name, value)
+            outcome, why = self._tried(usual, name, value, _other_numbers)
             if outcome != "same":
                 return outcome, why
-        # No argument means another problem from some length on, so a wrong output there is a failure for the campaign
-        # to find. But one that leaves the output to its caller, such as the states of splits, has something to split.
-        return ("same", "") if self._long is None else self._compared(self._long, name, value, wrong=True)
+        # With many keys, wrong numbers are a failure that the campaign finds: an argument that changes nothing for few
+        # keys is no convention. But a launcher may return the states of its splits and leave the merging to the caller.
+        return ("same", "") if self._long is None else self._tried(self._long, name, value, _left_unwritten)
 
     def _right_ones(self) -> Iterator[Experiment]:
         """Yield launches of easy cases that are right with the defaults: a plain one, then with most features."""
@@ -131,7 +131,7 @@ class _Trials:
         return case if self._target.domain.allows("stale_cache") else replace(case, stale_cache=False)
 
     def _with_many_keys(self, case: AttentionCase) -> AttentionCase:
-        """Return the case with so many keys in its first sequence that a launcher splits them, if it ever does."""
+        """Return the case with enough keys in its first sequence that a launcher with splits uses several."""
         first, *rest = case.sequences
         keys = MANY_NEW_KEYS if self._target.domain.no_context else MANY_KEYS
         query_len = keys if self._target.domain.no_context else first.query_len
@@ -167,8 +167,10 @@ class _Trials:
         known = verdict is not None and verdict.kind in ("ok", "mismatch") and _ratio(verdict) <= COARSE
         return experiment if known else None
 
-    def _compared(self, usual: Experiment, name: str, value: PathValue, *, wrong: bool = False) -> tuple[Outcome, str]:
-        """Return what a value does to a launch, and why it is no path; outputs may be ``wrong`` if they are written."""
+    def _tried(
+        self, usual: Experiment, name: str, value: PathValue, difference: Callable[[Experiment, Experiment], str]
+    ) -> tuple[Outcome, str]:
+        """Return what a value does to a launch, and why it is no path: among others the difference that it makes."""
         hints = changed(usual.case.launch, arguments=((name, value),))
         other = Experiment(replace(usual.case, launch=hints), self._target, self._backend)
         try:
@@ -182,17 +184,24 @@ class _Trials:
             return "refused", f" is refused: {_short(error)}"
         if other.changed_inputs:
             return "other", f" changes {other.changed_inputs[0]}: a convention or feature that no role names"
-        if wrong:
-            outputs = usual.first.tensors.outputs
-            left = any(
-                bool((its.unwritten & ~outputs[key].unwritten).any())
-                for key, its in other.first.tensors.outputs.items()
-            )
-            return ("other", " leaves an output unwritten: a convention that no role names") if left else ("same", "")
-        slack = max(1.0, _ratio(judge(usual.first.tensors, usual.reference)))
-        if not agree(usual, other, slack):
-            return "other", " changes the result: a convention or feature that no role names"
-        return "same", ""
+        why = difference(usual, other)
+        return ("other", why) if why else ("same", "")
+
+
+def _other_numbers(usual: Experiment, other: Experiment) -> str:
+    """Return in words that the outputs of two launches differ; empty where they agree."""
+    slack = max(1.0, _ratio(judge(usual.first.tensors, usual.reference)))
+    agreed = agree(usual, other, slack)
+    return "" if agreed else " changes the result: a convention or feature that no role names"
+
+
+def _left_unwritten(usual: Experiment, other: Experiment) -> str:
+    """Return in words that the other launch writes less of an output than the usual one; empty where it does not."""
+    outputs = usual.first.tensors.outputs
+    left = any(
+        bool((its.unwritten & ~outputs[name].unwritten).any()) for name, its in other.first.tensors.outputs.items()
+    )
+    return " leaves an output unwritten: a convention that no role names" if left else ""
 
 
 def _ratio(verdict: Verdict) -> float:
