@@ -15,10 +15,10 @@ import torch
 import triton
 import triton.language as tl
 from triton.compiler import CompilationError
-from triton.runtime import InterpreterError
 
 from fuzz_attn.case.dtypes import FP8_DTYPES, WIDE_DTYPES
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES
+from fuzz_attn.ttir.interpreter_compat import InterpreterError
 
 SIZE = 16
 _FLOATS = tuple(TORCH_DTYPES[name] for name in WIDE_DTYPES)

@@ -191,8 +191,9 @@ class _Trials:
 def _other_numbers(usual: Experiment, other: Experiment) -> str:
     """Return in words that the outputs of two launches differ; empty where they agree."""
     slack = max(1.0, _ratio(judge(usual.first.tensors, usual.reference)))
-    agreed = agree(usual, other, slack)
-    return "" if agreed else " changes the result: a convention or feature that no role names"
+    if agree(usual, other, slack):
+        return ""
+    return " changes the result: a convention or feature that no role names"
 
 
 def _left_unwritten(usual: Experiment, other: Experiment) -> str:

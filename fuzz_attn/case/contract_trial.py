@@ -1,4 +1,4 @@
-"""Contract trial: one argument of a call in an unusual form, which a target gets right or refuses in words.
+"""Contract trial: one argument of a call in an unusual form, which a target gets right or refuses.
 
 The numbers of the case stay the same. Only the form of the argument differs: its strides, address, type, device or
 memory.
@@ -13,7 +13,7 @@ from msgspec import Meta
 from fuzz_attn.case.plain import Plain
 
 Form: TypeAlias = Literal["stepped", "expanded", "swapped", "offset", "type", "device", "in_place", "empty"]
-OtherType: TypeAlias = Literal["", "wider", "int32", "int64", "uint8", "float16", "bfloat16", "float64"]
+OtherType: TypeAlias = Literal["", "wider", "int32", "int64", "uint8", "float16", "float64"]
 
 FORMS: Final[dict[Form, tuple[str, str]]] = {
     "stepped": ("strides of {}", "every second element of a larger tensor"),

@@ -180,9 +180,9 @@ class CaseJudge:
         """Return the explanation of a failing case. The masks of its launches are not reported."""
         operation, trial = operation_of(order.case), trial_of(order.case)
         if trial is not None:
-            from fuzz_attn.properties.contracts import taken  # noqa: PLC0415 - imports torch
+            from fuzz_attn.properties.contracts import accepted  # noqa: PLC0415 - imports torch
 
-            words = taken(trial, experiment.first.unusual)
+            words = accepted(trial, experiment.first.unusual)
             finding = Finding(
                 "contract", f"{trial.subject}: {words}, and right otherwise", cause=f"contract: {trial.subject}"
             )

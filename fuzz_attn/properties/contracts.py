@@ -1,4 +1,4 @@
-"""Contracts: what a target makes of an argument in an unusual form. It gives the right output, or refuses in words.
+"""Contracts: what a target makes of an argument in an unusual form. It gives the right output, or raises.
 
 A failure here is silent: the target raises nothing, and its output is wrong or an access leaves its memory. It is no
 failure of the contract where the same case fails with the usual form too.
@@ -41,7 +41,7 @@ def of_trial(experiment: Experiment, judge: Judge) -> Verdict:
         failed = failed if again.first.refusal is not None else _failed(again, judge)
         if failed is None:
             return Verdict(NAME)
-    message = f"{trial.subject}: {taken(trial, first.unusual)}, and {failed.message}"
+    message = f"{trial.subject}: {accepted(trial, first.unusual)}, and {failed.message}"
     return msgspec.structs.replace(failed, property_name=NAME, message=message)
 
 
@@ -49,7 +49,7 @@ def _failed(experiment: Experiment, judge: Judge) -> Verdict | None:
     return next((verdict for verdict in judge(experiment) if not verdict.passed), None)
 
 
-def taken(trial: ContractTrial, names: tuple[str, ...]) -> str:
-    """Return what a target took, in words, with the parameters whose arguments had the form."""
+def accepted(trial: ContractTrial, names: tuple[str, ...]) -> str:
+    """Return in words which form a target accepted, with the parameters whose arguments had it."""
     of = f" as {' and '.join(names)}" if names else ""
-    return f"{trial.words}{of} is taken without a word"
+    return f"{trial.words}{of} is accepted"

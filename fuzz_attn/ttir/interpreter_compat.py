@@ -21,6 +21,9 @@ InterpreterBuilder: Final = interpreter.InterpreterBuilder
 TensorHandle: Final = interpreter.TensorHandle
 """A value of the interpreter: numpy `data` of a Triton `dtype`."""
 
+InterpreterError: Final = interpreter.InterpreterError
+"""What the interpreter raises for an error in a kernel or in its own code."""
+
 SyntaxTransformer: Final = interpreter.ASTTransformer
 """Changes the syntax tree of each function that the interpreter runs."""
 

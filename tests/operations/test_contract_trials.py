@@ -263,7 +263,7 @@ def test_what_is_taken_wrongly_fails_and_is_named(name: str, judged: Callable[..
     verdict = judged(f"{BREAKING}:{name}", on_trial(case, trial)).verdict
     assert verdict.property_name == "contract"
     assert class_of(verdict) == f"contract {subject}"
-    assert "is taken without a word, and" in verdict.message
+    assert "is accepted, and" in verdict.message
     if trial.form != "empty":
         assert judged(f"{BREAKING}:{name}", case).verdict.passed
     explanation = judged(f"{BREAKING}:{name}", on_trial(case, trial), forensics=True).explanation

@@ -1,4 +1,4 @@
-"""Targets that take an argument in an unusual form without a word, and get it wrong; and right ones beside them.
+"""Targets that accept an argument in an unusual form and get it wrong; and right ones beside them.
 
 They compute attention, merge two states or write a cache, and are right on all usual arguments.
 """

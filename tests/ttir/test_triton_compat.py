@@ -76,6 +76,10 @@ def test_a_dot_product_of_the_interpreter_takes_both_factors_first() -> None:
     assert list(inspect.signature(interpreter.InterpreterBuilder.create_dot).parameters)[:3] == ["self", "a", "b"]
 
 
+def test_the_interpreter_has_an_error_of_its_own() -> None:
+    assert issubclass(interpreter_compat.InterpreterError, Exception)
+
+
 def test_the_interpreter_makes_a_block_of_a_scalar_with_a_block_type() -> None:
     splat = interpreter.InterpreterBuilder.create_splat
     assert list(inspect.signature(splat).parameters) == ["self", "ret_ty", "arg"]
