@@ -86,7 +86,7 @@ VAST_KEYS = sorted((*around(2**11), 3000, *around(2**12), 5000, 6000, 7000, *LON
 """The longest are repeated, because few cases can afford them."""
 DEEP = (1_000, 1_024, 1_100, 1_500, 2_047, 2_048, 2_049, 3_000, 4_096, 6_000)
 """Contexts of chunks of a prompt, beside short ones."""
-SMALL_PAGE, PAGES_OF_LONG = 4, (128, 256, 512, 1024)
+PAGES_OF_LONG = (128, 256, 512, 1024)
 MANY_SEGMENTS, MOST_OF_LONG, MANY_MERGED = 16, 4_200, 4
 """More segments get sequences of as many tiles, and small pages get tables of many columns, up to so many keys."""
 PAGES_OF_VAST = (1024, 4096)
@@ -192,8 +192,7 @@ def _batches(
     bias, window, segments = key.has("qq_bias"), key.has("window"), key.launch.num_segments * (key.launch.path == "3d")
     empty = domain.allows("empty_decodes" if single else "empty_sequences")
     masked = bias or key.mask in ("custom", "custom_alone", "lookahead")
-    small = key.block_size <= SMALL_PAGE and not FAMILIES[key.family].cache.is_packed
-    rarely, usual, rare = _kinds(bias, masked, small, window, segments, single, empty, surge, campaign)
+    rarely, usual, rare = _kinds(bias, masked, window, segments, single, empty, surge, campaign)
     kind = draw(rare if draw(rarely) else usual)
     merges = key.launch.path == "3d" or (key.launch.path == "auto" and kind in ("decode", "long", "vast", "convoy"))
     size = _SIZES.get(kind, _Size())
@@ -258,7 +257,6 @@ def _length(draw: st.DrawFn, table: tuple[int, ...], most: int) -> int:
 def _kinds(
     qq_bias: bool,
     masked: bool,
-    small_pages: bool,
     window: bool,
     segments: int,
     single: bool,

@@ -99,7 +99,7 @@ class Problem:
 
 
 _POISON: Final = 0xFF
-"""The value of each byte of a guard: NaN in every floating-point type."""
+"""The value of each byte of a guard: NaN in every floating-point type, -1 in every integer."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Copy:
 
 def guarded(name: str, values: torch.Tensor, guard: float | None = None) -> Copy:
     """Return a dense copy of a tensor between guards, which hold ``guard`` or else bytes that are NaN."""
-    memory = _memory(values.numel() * values.element_size(), values.device)
+    memory = guarded_memory(values.numel() * values.element_size(), values.device)
     if guard is not None:
         memory.view(values.dtype).fill_(guard)
     tensor = _inside(memory, tuple(values.shape), values.dtype)
@@ -145,7 +145,8 @@ def _pieces(tensors: AttentionTensors, head_size: int) -> tuple[int, int]:
     return (head_size // x, x) if head_size % x == 0 else (1, head_size)
 
 
-def _memory(size: int, device: torch.device) -> torch.Tensor:
+def guarded_memory(size: int, device: torch.device) -> torch.Tensor:
+    """Return new memory for ``size`` bytes between guards, all of it full of their bytes."""
     whole = -(-size // GUARD_BYTES) * GUARD_BYTES + 2 * GUARD_BYTES
     return torch.full((whole,), _POISON, dtype=torch.uint8, device=device)
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fuzz_attn.binding.problem import guarded_memory
 from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.storage import GUARD_BYTES, storage_of
@@ -26,8 +27,6 @@ LARGEST: Final = 2**26
 _WIDER: Final = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 _WHOLE: Final = (torch.int32, torch.int64)
 _FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_BYTE: Final = 0xFF
-"""The value of each byte around the elements: NaN in every floating-point type, -1 in every integer."""
 
 
 @dataclass(frozen=True)
@@ -243,8 +242,7 @@ def _copy(
     dtype = dtype or tensor.dtype
     pairs = zip(tensor.shape, strides, strict=True)
     span = 1 + sum((size - 1) * stride for size, stride in pairs) if tensor.numel() else 0
-    size = -(-(span + skipped) * dtype.itemsize // GUARD_BYTES) * GUARD_BYTES
-    memory = torch.full((2 * GUARD_BYTES + size,), _BYTE, dtype=torch.uint8, device=tensor.device)
+    memory = guarded_memory((span + skipped) * dtype.itemsize, tensor.device)
     given = memory.view(dtype).as_strided(tensor.shape, strides, GUARD_BYTES // dtype.itemsize + skipped)
     if dtype == tensor.dtype:
         bits_of(given).copy_(bits_of(tensor))

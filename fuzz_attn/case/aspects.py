@@ -653,11 +653,6 @@ def first_feature_beyond(case: CaseFields, family: Family) -> Aspect | None:
     return next((aspect for aspect in _BEYOND[family] if aspect.value(case)), None)
 
 
-def without_feature(case: C, name: Feature) -> C:
-    """Return the case without a feature; raises :class:`fuzz_attn.errors.CaseError` where the rest of it needs that."""
-    return FEATURES[name].without(case)
-
-
 def with_feature(case: C, name: Feature) -> C:
     """Return the case with the simplest form of a feature, which must have one that is the same for every target."""
     return cast("C", FEATURES[name].changed(case, True))

@@ -117,10 +117,6 @@ def _always(case: AttentionCase, domain: Domain) -> bool:
     return True
 
 
-def _has_tokens(case: AttentionCase, domain: Domain) -> bool:
-    return case.num_tokens > 0
-
-
 def _has_own_values(case: AttentionCase, domain: Domain) -> bool:
     """Return whether there are tokens, and values that are no parts of keys."""
     return case.num_tokens > 0 and not FAMILIES[case.family].cache.is_latent

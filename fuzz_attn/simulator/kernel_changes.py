@@ -223,7 +223,7 @@ class _Proposer(SiteValues):
                 others = [*_other_numbers(number), *((limit, 3) for limit in limits if limit is not None and limit > 1)]
                 for near, rank in others:
                     if near not in _NEUTRAL.get((operation.name, index), ()):
-                        yield self._with_number(index, value, near, rank)
+                        yield self._with_number(index, near, rank)
             for other in self.alike(value):
                 if other is value or self.root(other) is self.root(value):
                     continue
@@ -241,7 +241,7 @@ class _Proposer(SiteValues):
         arrays[index] = self.axes_of(operation.operands[index], other, arrays[index])
         return self.applied(operation, arrays)
 
-    def _with_number(self, index: int, value: Value, number: float, rank: int) -> Change:
+    def _with_number(self, index: int, number: float, rank: int) -> Change:
         operation = self.operation
         words = [self.words(each, 1) for each in operation.operands]
         words[index] = f"{number:.6g}" if isinstance(number, float) else str(number)
@@ -367,7 +367,7 @@ class _Proposer(SiteValues):
                 if self.number(value) is None:
                     continue
                 for number in (-math.inf, 0.0, 1.0):
-                    yield self._with_number(index, value, number, 1)
+                    yield self._with_number(index, number, 1)
 
     def _loads(self) -> Iterator[Change]:
         """Yield loads from another tensor at the same offset, and from the next elements of the same."""

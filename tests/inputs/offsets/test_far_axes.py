@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fuzz_attn.backends.simulator import SimulatorBackend
-from fuzz_attn.case.aspects import all_features_of, without_feature
+from fuzz_attn.case.aspects import FEATURES, all_features_of
 from fuzz_attn.case.attention_case import AttentionCase, far_length, replace
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain
@@ -126,7 +126,7 @@ def test_description_features_and_json_hold_far_axes(name: FarAxis) -> None:
     assert f"{FAR_AXES[name]} spread over 2^31 elements" in dict(describe(case))["memory"]
     assert "far_axes" in all_features_of(case)
     assert msgspec.json.decode(msgspec.json.encode(case), type=AttentionCase) == case
-    assert without_feature(case, "far_axes") == case_of(family=case.family)
+    assert FEATURES["far_axes"].without(case) == case_of(family=case.family)
 
 
 @pytest.mark.parametrize(
