@@ -1,6 +1,6 @@
 """Near cases: cases with the features of a failing one and other lengths, heads, numbers and sizes of scores.
 
-Beside them are cases without what the failure needs, which a kernel should answer rightly before and after a repair.
+Healthy cases lack what the failure needs: a kernel should be right on them before and after a repair.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def _tried(case: AttentionCase, **changes: object) -> AttentionCase:
 def healthy_cases(kind: Kind, case: Any, number: int) -> Iterator[Any]:
     """Yield at most so many cases without some of what a failing case is beyond the simplest one.
 
-    Each trait is dropped alone in turn, and each feature that the case lacks is added alone, in short cases near the
-    failing one; then some traits are dropped together. A third of the cases is short and no more.
+    In short cases near the failing one, each trait is dropped by itself in turn, and each feature that the case lacks
+    is added by itself; then some traits are dropped together. A third of the cases are only short.
     """
     traits = [aspect for aspect in kind.aspects.traits if aspect.present(case)]
     lacking = [each for each in kind.aspects.traits if each.has_form and not each.present(case) and not each.virtual]

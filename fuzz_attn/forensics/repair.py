@@ -36,7 +36,7 @@ from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
 LAUNCHES: Final = 2500
 """Launches in which changes are tried, some 3 ms each."""
 MORE_LAUNCHES: Final = 600
-"""Launches after the first change that mends all, in which others are looked for."""
+"""Launches after the first change that makes all right, in which others are looked for."""
 SECONDS: Final = 12.0
 """Processor time after which no more changes are tried, for launches that take longer."""
 NEAR: Final = 8

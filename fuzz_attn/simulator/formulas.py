@@ -1,6 +1,6 @@
 """Formulas: operations of the IR computed by numpy on arrays that hold a row for each program, and as text of source.
 
-They serve what asks how a launch would go with another formula at one place of the kernel.
+They tell how a launch would go with another formula at one place of the kernel.
 """
 
 from __future__ import annotations
