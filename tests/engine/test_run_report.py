@@ -150,7 +150,7 @@ def test_a_mark_covers_what_another_shard_found_of_the_same_bug(shrunk: bool) ->
 def of_contract(role: str) -> Counterexample:
     """Return the strides of an argument that are not read rightly."""
     trial = ContractTrial("stepped", role)
-    verdict = Verdict("contract", "mismatch", f"{trial.subject}: a form is taken without a word")
+    verdict = Verdict("contract", "mismatch", f"{trial.subject}: a form is accepted")
     case = msgspec.structs.replace(CASE, contract=trial)
     return counterexample.signed("t", "unified", None, case, verdict)
 

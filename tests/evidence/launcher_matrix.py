@@ -6,7 +6,7 @@ the network, and for projects that no index has a checkout: ``--checkout aiter=F
 
 A launcher in the file has a ``spec``; ``binds`` is ``names``, ``known`` (with what ``bindings.toml`` knows of it) or
 ``no``; ``family`` is what it computes. ``lacks`` says in one line why it does not bind, and ``shows`` what a run of
-120 s shows; both are written by hand. ``contracts`` are the arguments that it takes wrongly without a word, which
+120 s shows; both are written by hand. ``contracts`` are the arguments that it accepts and reads wrongly, which
 ``--contracts TEXT`` finds (``unusual_arguments.py``), and ``argued`` is what that is, by hand: ``defect``, ``outside``
 of what it promises or ``unclear``, a colon and why.
 """
@@ -36,7 +36,7 @@ FIELDS: Final = ("spec", "binds", "family", "lacks", "shows", "contracts", "argu
 WORDS: Final = {"names": "by names", "known": "by a known binding", "no": "no"}
 HEAD: Final = "| launcher | binds | computes | a run of 120 s shows, or what it lacks |\n| --- | --- | --- | --- |\n"
 MATRIX: Final = re.compile(re.escape(HEAD) + r"(\|.*\n)+")
-CONTRACTS_HEAD: Final = "| launcher | takes wrongly without a word | what that is |\n| --- | --- | --- |\n"
+CONTRACTS_HEAD: Final = "| launcher | accepts and reads wrongly | what that is |\n| --- | --- | --- |\n"
 CONTRACTS: Final = re.compile(re.escape(CONTRACTS_HEAD) + r"(\|.*\n)*")
 COUNTED: Final = re.compile(r"\d+ of \d+ launchers have \d+ rows of contracts.*\n")
 VERDICTS: Final = ("defect", "outside", "unclear")

@@ -1,4 +1,4 @@
-"""Which arguments a launcher takes wrongly without a word: tries each form of each argument on drawn cases.
+"""Which arguments a launcher accepts and reads wrongly: tries each form of each argument on drawn cases.
 
 ``python tests/evidence/unusual_arguments.py SPEC`` prints them in one line, such as ``strides of elements: `seq_lens`,
 `block_table```. A run draws such trials now and then; this draws nothing else, and follows nothing. A case that fails,
@@ -87,7 +87,7 @@ def _lines(trials: list[ContractTrial], parameters: Mapping[str, str]) -> Iterat
 
 def main() -> None:
     """Print what is taken wrongly of the launcher that the command line names."""
-    parser = argparse.ArgumentParser(description="Say which arguments a launcher takes wrongly without a word.")
+    parser = argparse.ArgumentParser(description="Say which arguments a launcher accepts and reads wrongly.")
     parser.add_argument("spec")
     parser.add_argument("--seconds", type=float, default=50.0)
     options = parser.parse_args()

@@ -57,7 +57,7 @@ def test_two_failures_are_one_bug(known: KnownFailure, new: KnownFailure, same: 
 
 def of_contract(form: Form, role: str, **fields: Any) -> KnownFailure:
     trial = ContractTrial(form, role)
-    verdict = Verdict("contract", "mismatch", f"{trial.subject}: a form is taken without a word")
+    verdict = Verdict("contract", "mismatch", f"{trial.subject}: a form is accepted")
     found = counterexample.signed("t", "unified", None, replace(PLAIN, contract=trial), verdict)
     usual = {"confirmation": "confirmed", "trigger": (f"contract: {trial.subject}",)}
     found = msgspec.structs.replace(found, **{**usual, **fields})
