@@ -60,6 +60,10 @@ VISITS: Final = 6
 """Values at a site by which changes are told apart: of those that give the same, only one is tried where it fails."""
 SLIGHTLY: Final = 0.5
 """How much longer programs may run that were right, with a change that mends a loop and does not avoid one."""
+MANY_FAILED: Final = 10
+"""Launches that were wrong and that a likely change makes right, for it to be shown though few were right."""
+LIKELY: Final = 2.0
+"""The rank below which it is shown then."""
 LIKELIEST: Final = 1.0
 """The rank below which a change, such as < for <=, is shown beside a sure cause though few launches were right."""
 AS_LIKELY: Final = 0.5
@@ -490,10 +494,12 @@ def _is_right(launch: Launch, reference: Reference) -> bool:
 
 def _of_arguments(launched: Launched) -> Iterator[OfArguments]:
     """Yield other arguments of a launch: another one of the type, two exchanged, one more or less."""
-    arguments = launched.arguments
+    arguments, types = launched.arguments, dict(launched.arguments.keys())
 
     def candidate(order: float, old: str, new: str, *others: tuple[str, Other]) -> OfArguments:
-        return OfArguments(order, old, new, kernel=launched.kernel, others=others, place=launched.location)
+        found = OfArguments(order, old, new, kernel=launched.kernel, others=others, place=launched.location)
+        found.counts = types[others[0][0]] in ("i32", "i64")
+        return found
 
     for ((name, type_), value), ((other, other_type), other_value) in combinations(arguments.items(), 2):
         if type_ != other_type or _same(value, other_value) or (type_[0] == "*" and not similar(name, other)):
@@ -595,8 +601,9 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
     if repair is None:
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
     sure = first.reason not in _NO_CAUSES and not first.vague
+    likeliest = search.found[0].order
     weak = not repair.is_confirmed or search.found[0].is_sweeping
-    if sure and weak and search.found[0].order >= LIKELIEST:
+    if sure and weak and likeliest >= (LIKELY if repair.failed >= MANY_FAILED else LIKELIEST):
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
     if repair.avoids:
         return msgspec.structs.replace(found, repair=repair, launches=found.launches + search.launches)
@@ -631,8 +638,9 @@ _OF_SUMS: Final = frozenset({"segment", "tile", "arithmetic"})
 def contradicts(repair: Repair, candidate: Candidate, finding: Finding) -> bool:
     """Return whether a finding is about another mechanism than the change that mends the kernel.
 
-    A change of a float is none of masks and addresses. A change of an address, a mask or of another term's words in
-    the source is none of a term of the score or of its sum, where cases that were right stay right with it.
+    A change of a float is none of masks and addresses, and a sink absorbs any error of the sum of the keys' weights. A
+    change of an address, a mask or of another term's words in the source is none of a term of the score or of its sum,
+    where cases that were right stay right with it.
     """
     if not isinstance(candidate, AtPlace):
         return repair.is_confirmed and finding.reason in _OF_NUMBERS
@@ -640,7 +648,9 @@ def contradicts(repair: Repair, candidate: Candidate, finding: Finding) -> bool:
         words = {part for name in _names(_source_around(candidate)) for part in name.lower().split("_")}
         named = {term for term, own in _TERMS.items() if own & words}
         about_keys = finding.reason in _PLACES or finding.words.endswith(" twice")
-        return about_keys or (finding.reason in _TERMS and bool(named) and finding.reason not in named)
+        other = finding.reason in _TERMS and bool(named) and finding.reason not in named
+        absorbed = finding.reason == "sink" and "sink" not in named and repair.is_confirmed
+        return about_keys or other or absorbed
     seen = ("the denominator", "is not applied")
     of_numbers = finding.reason in _OF_NUMBERS or any(words in finding.words for words in seen)
     return repair.is_confirmed and not candidate.loads and of_numbers

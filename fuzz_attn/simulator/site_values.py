@@ -49,7 +49,7 @@ class SiteValues:
         if self.site.kernel.is_parameter(value):
             return value.name.removeprefix("%")
         if maker is None or maker.name in BY_FLOW:
-            return variable_of(value) or "..."
+            return variable_after(value, maker) or "..."
         if value in self.names:
             return self.names[value]
         if maker.name in SHAPES or maker.name in CASTS:
@@ -141,7 +141,7 @@ class SiteValues:
             if kind_of(value.type) == kind and value is not self.site.value:
                 root = self.root(value)
                 maker = self.makers.get(root)
-                by_flow = maker is None or (maker.name in BY_FLOW and bool(variable_of(root)))
+                by_flow = maker is None or (maker.name in BY_FLOW and bool(variable_after(root, maker)))
                 if self.site.kernel.is_parameter(root) or root in self.names or by_flow:
                     found.setdefault(root if kind_of(root.type) == kind else value)
                 elif number_of(maker) is not None and root.type.shape == ():
@@ -238,6 +238,13 @@ def _is_computed(site: Site, value: Value) -> bool:
     is_part = any(user.variable == maker.variable and user.name not in _NAMELESS for user in uses)
     is_passed = any(maker.location in user.callers for user in users)  # to a function that this line calls
     return not value.type.pointer and maker.name not in _NAMELESS and not is_part and not is_passed
+
+
+def variable_after(value: Value, maker: Operation | None) -> str:
+    """Return the variable that control flow leaves a value in; that of a loop is one of those that it goes through."""
+    if maker is None or maker.name != "scf.for":
+        return "" if maker is not None and len(maker.results) > 1 else variable_of(value)
+    return variable_of(maker.regions[0][0].arguments[1 + maker.results.index(value)])
 
 
 def _line(place: Location) -> str:

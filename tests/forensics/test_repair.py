@@ -177,7 +177,8 @@ def test_a_change_is_said_with_its_line_and_its_launches() -> None:
         ("slope", ("slope * key", "slope * distance"), "f32", False),
         ("page", ("slope * key", "slope * distance"), "f32", True),
         ("page", ("slot", "slot + 1"), "i32", False),
-        ("sink", ("weights", "weights + 1"), "f32", False),
+        ("sink", ("weights", "weights + 1"), "f32", True),
+        ("slope", ("weights", "weights + 1"), "f32", False),
     ],
 )
 def test_a_finding_about_another_term_is_contradicted(
