@@ -1,4 +1,4 @@
-"""Divisions: whether rows attend the right keys, and whether these, or parts of them, are divided by their sums.
+"""Divisions: whether rows attend the right keys, and whether parts of them are divided by the sums of their weights.
 
 With equal scores a key of a part that is not divided weighs as many times too much as its part has keys.
 """
@@ -30,23 +30,22 @@ def keys_are_right(found: Recovered, case: AttentionCase) -> bool:
 
 
 def undivided_findings(found: Recovered, case: AttentionCase) -> list[Finding]:
-    """Return that rows, or parts of their keys, are not divided by the sums of their weights; nothing if others are."""
+    """Return that parts of the keys are not divided by the sums of their weights; nothing if others are.
+
+    A row whose keys all weigh the same tells nothing: its denominator may lack some of them.
+    """
     wrong = readings(found, case)
     runs_of_rows = [_even_runs(reading, found) for reading in wrong]
     if not wrong or not all(runs_of_rows) or any(reading.extra for reading in wrong):
         return []
     every = [run for runs in runs_of_rows for run in runs]
-    if any(abs(length / times - round(length / times)) > EVEN for times, length in every):
+    apart = max(map(len, runs_of_rows)) > 1 and all(max(times for times, _ in runs) > TWICE for runs in runs_of_rows)
+    if not apart or any(abs(length / times - round(length / times)) > EVEN for times, length in every):
         return []
-    if any(max(times for times, _ in runs) < TWICE for runs in runs_of_rows):
-        return []
-    row, several = wrong[0].row, len({round(times) for times, _ in every}) > 1
+    row = wrong[0].row
     sums = f"the weights of {row.words}, head {row.head}, sum to {wrong[0].total:.4g} with equal scores"
-    if any(round(length / times) > 1 for times, length in every) or max(map(len, runs_of_rows)) > 1:
-        words = f"{sums}: outputs of parts of the keys are merged that are not divided by the sums of their weights"
-        return [Finding("segment", words, vague=not several)]
-    words = f"{sums}, the number of its keys: the output is not divided by the denominator"
-    return [Finding("denominator", words, vague=not several)]
+    words = f"{sums}: outputs of parts of the keys are merged that are not divided by the sums of their weights"
+    return [Finding("segment", words)]
 
 
 def _even_runs(reading: Reading, found: Recovered) -> list[tuple[float, int]]:

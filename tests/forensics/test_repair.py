@@ -30,7 +30,7 @@ SEEDED = {
     # a predicate
     "causal_or_equal": r"scores\.py:119, `key <= causal_limit` to `key < causal_limit`",
     # an operation left out
-    "new_tokens_restart_the_denominator": r"context_attention\.py:\d+, `output \* 0` to `output`",
+    "new_tokens_restart_the_denominator": r"context_attention\.py:\d+, `row_sum \* 0` to `row_sum`",
     # an argument, which the launcher computes wrongly
     "heads_of_a_page_assumed_dense": r"`argument values.stride_head of kernel_\w+` to `values.ptr.stride\(1\)`",
     # a mask added, where only a sanitizer sees the mistake

@@ -19,7 +19,8 @@ SCRIPT = ROOT / "tests" / "faults" / "check_faults.py"
 FEWEST = 40
 PACKAGES = (
     *("oracle", "binding", "properties", "backends", "simulator", "targets", "inputs", "ttir"),
-    *("case", "calibration", "engine", "counterexamples", "report", "export", "cli", "workers", "operations", "given", "forensics"),
+    *("case", "calibration", "engine", "counterexamples", "report", "export", "cli", "workers", "operations", "given"),
+    "forensics",
     "foreign_files.py",
 )
 
