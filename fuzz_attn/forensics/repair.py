@@ -68,8 +68,12 @@ LIKELIEST: Final = 1.0
 """The rank below which a change, such as < for <=, is shown beside a sure cause though few launches were right."""
 AS_LIKELY: Final = 0.5
 """How much higher the rank of another change may be, for it to be named too."""
-MOSTLY: Final = 0.5
+MOSTLY: Final = 0.95
 """Share of the launches that were right in which a far other number shows that what mends the rest is chance."""
+MOSTLY_UNLIKELY: Final = 0.5
+"""The same for an unlikely change, such as one that adds a variable."""
+UNLIKELY: Final = 3.0
+"""The rank from which a change is unlikely."""
 INTEGERS_LATER: Final = 1.5
 """What the rank of a change of an integer grows by where the keys are right and their weights are not."""
 LOOPS: Final = 8
@@ -120,7 +124,7 @@ class Candidate:
     """Whether it changes a number of a whole program, which loops and offsets are made of."""
 
     by: float = 0.0
-    """By how much it changes such a number at most."""
+    """By how much it changes such a number at most; one below 0 is none."""
 
     @property
     def is_sweeping(self) -> bool:
@@ -135,7 +139,8 @@ class Candidate:
         if not self.counts:
             return False
         far = self.by > 1
-        if far and self.right and self.touched >= MOSTLY * self.right:
+        most = MOSTLY if self.order < UNLIKELY else MOSTLY_UNLIKELY
+        if far and self.right and self.touched >= most * self.right:
             return True
         return not self.steps and (keys_are_right or (far and self.longer > 0))
 
@@ -343,7 +348,7 @@ class RepairSearch:
         whole = np.broadcast_to(new, value.shape)
         self._differs = self._differs or not _same_values(whole, value)
         if value.dtype.kind == "i" and value.size:
-            self._by = max(self._by, float(np.abs(whole - value).max()))
+            self._by = max(self._by, float(np.abs(np.maximum(whole, 0) - np.maximum(value, 0)).max()))
         return new
 
     def _parsed(self, sites: Sequence[Site]) -> None:

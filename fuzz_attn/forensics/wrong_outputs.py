@@ -25,6 +25,8 @@ from fuzz_attn.properties.experiment import Launch
 
 LITTLE_LEFT = 0.05
 """Share of the errors that an explanation may leave."""
+SEEN = 10.0
+"""How many times the largest error a limit must be, for outputs to show that they are cut to it."""
 OF_A_ROW = 0.2
 """Share of the error of each row that it may leave."""
 
@@ -158,7 +160,8 @@ def _factors(lab: Lab, usable: Array) -> Iterator[Finding]:
         left = _size(actual - matrix @ fitted)
         if left > LITTLE_LEFT * _size(actual - expected) or not _of_all_rows(lab, usable, matrix @ fitted):
             continue
-        if not all(is_plausible(number) or _names(number, lab.case) for number in fitted.tolist()):
+        plausible = all(is_plausible(number) or _names(number, lab.case) for number in fitted.tolist())
+        if not plausible and left > LITTLE_LEFT * _size(actual):  # else any small numbers have a factor near 0
             continue
         if len(fitted) == 1:
             names = _names(float(fitted[0]), lab.case)
@@ -222,7 +225,7 @@ def _clamps(actual: Array, expected: Array, bound: Array, usable: Array) -> Iter
     """Yield the limit that outputs are clamped to too early."""
     limit = float(np.abs(actual[usable]).max(initial=0.0))
     beyond = usable & (np.abs(expected) > limit + bound)
-    if not beyond.any() or limit == 0.0:
+    if not beyond.any() or limit <= SEEN * float(bound[usable].max()):
         return
     clamped = np.abs(np.clip(expected, -limit, limit) - actual) <= bound + 1e-6 * limit
     if bool(clamped[usable].all()):

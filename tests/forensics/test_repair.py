@@ -93,8 +93,11 @@ def test_what_is_certain_stays_in_front_of_a_change() -> None:
         ({"steps": False, "longer": 0.1, "by": 30.0}, False, True),
         ({"steps": False, "longer": 0.1, "by": 1.0}, False, False),
         # most of them have far another number, and no other loops
-        ({"touched": 6, "by": 30.0}, False, True),
-        ({"touched": 4, "by": 30.0}, False, False),
+        ({"touched": 10, "by": 30.0}, False, True),
+        ({"touched": 6, "by": 30.0}, False, False),
+        # and half of them with an unlikely change
+        ({"order": 4.0, "touched": 6, "by": 30.0}, False, True),
+        ({"order": 4.0, "touched": 4, "by": 30.0}, False, False),
         ({"touched": 10, "by": 1.0}, False, False),
         # no number of a whole program, but a mask or a tile
         ({"steps": False, "longer": 0.1, "by": 30.0, "counts": False}, True, False),
