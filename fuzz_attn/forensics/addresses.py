@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fuzz_attn.forensics.attended_keys import Recovered, place_words, recovered
-from fuzz_attn.forensics.explanation import Finding, Row, factor, ranges, rows_of_case
+from fuzz_attn.forensics.explanation import Finding, Row, factor, is_plausible, ranges, rows_of_case
 from fuzz_attn.forensics.lab import FAR, Array, Lab, by_row, without_scores
 from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
@@ -63,7 +63,7 @@ def _from_key(lab: Lab, row: Row, columns: str, what: str) -> Finding:
     own = lab.cells.keys_of(row.sequence, row.kv_head)[: row.end]
     first, size = _first_wrong_key(lab, row, own), lab.case.pages.block_size
     base = f"{row.words}, head {row.head}: {columns} come from wrong addresses of V"
-    if not first:
+    if not first or (first + 1) % size == 0:  # what is read for a later page may be a part of the last key of a page
         return Finding("address", f"{base}: {what}")
     place = place_words((int(lab.cells.block[own[first]]), int(lab.cells.slot[own[first]])), lab.cells)
     words = f"{base}, from key {first} on, which is in {place}: {what}"
@@ -115,10 +115,22 @@ def key_findings(lab: Lab) -> Iterator[Finding]:
         found = recovered(lab, tensors)
         row = None if found is None else next((row for row in rows_of_case(lab.case) if _misread(found, row)), None)
         if found is not None and row is not None:
-            own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
-            times = _factor_of(found.actual[row.token, row.head, own], found.expected[row.token, row.head, own])
+            times = _factor_of_all(lab, found)
             yield _misread_key(lab, found, row) if times is None else _scaled(lab, row, times)
             return
+
+
+def _factor_of_all(lab: Lab, found: Recovered) -> float | None:
+    """Return the factor on the scores that gives the weights of every misread row that tells one; None for none."""
+    factors = []
+    for row in (row for row in rows_of_case(lab.case) if _misread(found, row)):
+        own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
+        actual, expected = (weights[row.token, row.head, own] for weights in (found.actual, found.expected))
+        if len(own) > FEW_KEYS:
+            factors.append(_factor_of(actual, expected))
+    known = [times for times in factors if times is not None]
+    same = bool(known) and is_plausible(known[0]) and max(known) - min(known) <= FAR * abs(known[0])
+    return known[0] if same and len(known) == len(factors) else None
 
 
 def _scaled(lab: Lab, row: Row, times: float) -> Finding:
@@ -266,7 +278,7 @@ def latent_findings(lab: Lab) -> Iterator[Finding]:
     if times is not None and abs(times) < FAR and heads.head_size_v > 1:  # the other columns count
         words = f"{row.words}, head {row.head}: columns {ranges(columns)} of q and K, which are no values, are left out"
         yield Finding("address", f"{words} of the scores")
-    elif times is not None:
+    elif times is not None and is_plausible(times):
         words = f"{row.words}, head {row.head}: the scores have a wrong scale (factor {factor(times)})"
         yield Finding("scale", words)
 

@@ -24,6 +24,7 @@ from fuzz_attn.forensics.explanation import (
     count,
     cut_words,
     factor,
+    is_plausible,
     keys,
     ranges,
     rows_of_case,
@@ -193,6 +194,8 @@ ATTENDED: Final = 0.3
 """Share of a row's largest weight from which a cell counts as attended; all scores are equal."""
 TWICE: Final = 1.6
 """Weights beyond this many times the smallest are those of keys that count twice."""
+EVEN: Final = 0.05
+"""How far a number may be from a whole one, and weights from each other."""
 MOST_SURPLUS: Final = 256
 """More keys than this are not thought to be counted beside those attended."""
 SMALLEST_TILE: Final = 16
@@ -204,7 +207,8 @@ MANY: Final = 64
 class Reading:
     """What one row attends wrongly.
 
-    ``extra`` maps cells to where they lie; ``total`` is the sum of all weights beside the right sum.
+    ``extra`` maps cells to where they lie; ``total`` is the sum of all weights beside the right sum. ``doubled`` says
+    whether the keys in ``twice`` weigh whole times what others do, and the sum is right or as much too large.
     """
 
     row: Row
@@ -214,6 +218,7 @@ class Reading:
     extra: dict[int, Kind] = field(default_factory=dict)
     total: float = 1.0
     attended: int = 0
+    doubled: bool = True
 
     @property
     def right(self) -> bool:
@@ -265,6 +270,10 @@ def _reading(found: Recovered, case: AttentionCase, row: Row) -> Reading:
     for cell in np.flatnonzero(attended & ~(expected > 0)).tolist():
         reading.extra[cell] = kind_of_cell(found.cells, case, row, cell)
     reading.attended = round(float((finite[attended] / smallest).sum()))
+    times = np.array([finite[own[each]] / smallest * one / expected[own[each]] for each in reading.twice])
+    counted = float(finite[attended].sum() / smallest / max(np.count_nonzero(attended), 1))
+    sums = min(abs(reading.total - 1.0), abs(reading.total - counted)) <= FAR * reading.total
+    reading.doubled = bool((np.abs(times - np.round(times)) < EVEN * times).all()) and sums
     return reading
 
 
@@ -421,7 +430,7 @@ def _of_sums(counted: list[Reading], case: AttentionCase) -> Finding:
         words = (
             f"{_subject(counted[0].row)} attends the right keys, but its values have a factor of {factor(totals[0])}"
         )
-        return Finding("scale", words, vague=not several)
+        return Finding("scale", words, vague=not several or not is_plausible(totals[0]))
     return denominator(counted[0], case)
 
 
@@ -443,7 +452,7 @@ def _of_row(reading: Reading, cells: Cells, case: AttentionCase) -> Iterator[Fin
     if reading.missing:
         yield _missed(reading, case)
     if reading.twice:
-        yield Finding("tile", f"{_subject(reading.row)} counts {keys(reading.twice)} twice")
+        yield Finding("tile", f"{_subject(reading.row)} counts {keys(reading.twice)} twice", vague=not reading.doubled)
 
 
 def _replaced(reading: Reading, cells: Cells, case: AttentionCase) -> Finding | None:
@@ -631,7 +640,8 @@ def denominator(reading: Reading, case: AttentionCase) -> Finding:
     row, surplus = reading.row, reading.surplus
     sums = f"the weights of {row.words}, head {row.head}, sum to {reading.total:.4g}"
     if surplus < 0:
-        return Finding("denominator", f"{sums}: the denominator leaves out {count(-surplus, 'key')}", vague=True)
+        words = f"{sums}: the denominator is too small, as if it left out {count(-surplus, 'key')}"
+        return Finding("denominator", words, vague=True)
     first = reading.visible[0] if reading.visible else 0
     where = f"behind the end, as {keys(range(row.position + 1, row.position + 1 + surplus))}"
     if case.window and first >= surplus and _fits_before(first, surplus):

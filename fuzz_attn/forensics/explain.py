@@ -76,6 +76,15 @@ def without_empty(case: AttentionCase) -> AttentionCase | None:
         return None
 
 
+def with_a_token_each(case: AttentionCase) -> AttentionCase | None:
+    """Return a case whose empty sequences have a query token; None where it cannot exist."""
+    sequences = tuple(Sequence(max(sequence.query_len, 1), sequence.context_len) for sequence in case.sequences)
+    try:
+        return replace(case, sequences=sequences, overrides=())
+    except CaseError:
+        return None
+
+
 def with_one_page(case: AttentionCase) -> AttentionCase | None:
     """Return a case whose sequences have no more keys than a page; None where they have none, or more new tokens."""
     size = case.pages.block_size
@@ -188,7 +197,7 @@ def _of_siblings(experiment: Experiment, found: Explanation, until: float) -> Ex
     Where that is what the case itself shows, perhaps beside other mistakes, the words are those of the case.
     """
     launches, own = found.launches, found.findings[0]
-    scaled = with_other_scales(experiment.case) if found.reason == "scale" else None
+    scaled = with_other_scales(experiment.case) if found.reason in ("scale", "arithmetic") else None
     for case in (*([scaled] if scaled else []), *siblings(experiment.case)):
         told = _told(experiment, case, until)
         launches += told.launches if told is not None else 0
@@ -260,6 +269,9 @@ def _row_of_an_empty_sequence(experiment: Experiment, found: Explanation) -> Exp
         return None
     if case is not None and _failures_of(experiment.with_target(case, experiment.target)) != []:
         return None
+    answered = with_a_token_each(experiment.case)
+    if answered is not None and _failures_of(experiment.with_target(answered, experiment.target)):
+        return None  # it is not that they are empty, but what their number leads to
     which = f"sequence{'s' * (len(empty) > 1)} {ranges(empty)}"
     right = "" if case is None else "right without "
     words = f"{found.words}; {right}{which}, which has no query tokens: a row of another sequence is taken for it"
@@ -283,7 +295,13 @@ def _joined(case: AttentionCase, other: AttentionCase, found: Explanation, told:
     if not first.cause:
         first = msgspec.structs.replace(first, cause=found.findings[0].cause)
     findings = (first, *told.findings[1:], *own)[:MOST_FINDINGS]
-    return Explanation(findings, told.heatmap, found.launches + told.launches, difference(case, other))
+    return Explanation(
+        findings,
+        told.heatmap,
+        found.launches + told.launches,
+        difference(case, other),
+        keys_are_right=found.keys_are_right and told.keys_are_right,
+    )
 
 
 def _failures_of(experiment: Experiment) -> list[Verdict] | None:

@@ -70,6 +70,19 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+LARGEST_FACTOR: Final = 1024.0
+"""A factor beyond this, or below its inverse, is none that somebody forgot: the numbers come from elsewhere."""
+
+
+def is_plausible(number: float) -> bool:
+    """Return whether a number may be a factor that a kernel applies too often or never.
+
+    >>> is_plausible(-0.5), is_plausible(4e-31), is_plausible(float("inf"))
+    (True, False, False)
+    """
+    return 1.0 / LARGEST_FACTOR <= abs(number) <= LARGEST_FACTOR
+
+
 def factor(number: float) -> str:
     """Return a factor in words: as a fraction where it is one of a small integer, and never as 1 unless it is 1.
 
@@ -278,7 +291,8 @@ class Explanation(Plain, frozen=True):
     ``launches`` counts the calls that it took. ``longer`` is the larger case that the first finding is about, in words,
     where the case itself did not tell. ``operation`` is what a comparison with a healthy kernel found, if one was
     asked. ``only_with`` says with which configurations and optional arguments the case is wrong. ``repair`` is a change
-    that makes the case and others near it right.
+    that makes the case and others near it right. ``keys_are_right`` says that with equal scores every row attends the
+    keys that it sees, each of them, and no other.
     """
 
     findings: tuple[Finding, ...]
@@ -288,6 +302,7 @@ class Explanation(Plain, frozen=True):
     operation: FirstOperation | None = None
     only_with: str = ""
     repair: Repair | None = None
+    keys_are_right: bool = False
 
     @property
     def reason(self) -> Reason:

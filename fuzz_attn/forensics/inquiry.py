@@ -30,6 +30,7 @@ from fuzz_attn.forensics.attended_keys import (
     readings,
     recovered,
 )
+from fuzz_attn.forensics.divisions import keys_are_right, undivided_findings
 from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap, Reason
 from fuzz_attn.forensics.lab import Lab, by_row, without_scores
 from fuzz_attn.forensics.leaks import leak_findings
@@ -57,6 +58,8 @@ from fuzz_attn.oracle.verdict import OUT_OF_BOUNDS_STORE, Kind, Verdict
 from fuzz_attn.properties.experiment import Experiment
 
 MOST_FINDINGS: Final = 4
+NO_ROUNDING: Final = 1000.0
+"""Errors beyond so many bounds are hardly those of an arithmetic that is only less exact."""
 
 CAUSES: Final[frozenset[Kind]] = frozenset(
     (
@@ -97,7 +100,10 @@ class Inquiry:
     def explanation(self) -> Explanation:
         """Return the findings and the weights that show them."""
         findings = list(self._findings()) or [self._unknown()]
-        return Explanation(tuple(findings[:MOST_FINDINGS]), self._heatmap(), self.lab.launches)
+        uniform: Recovered | None = self.__dict__.get("uniform")
+        right = uniform is not None and keys_are_right(uniform, self.lab.case)
+        shown = tuple(findings[:MOST_FINDINGS])
+        return Explanation(shown, self._heatmap(), self.lab.launches, keys_are_right=right)
 
     def _findings(self) -> Iterator[Finding]:
         if self.kinds & ENDS and self.lab.experiment.first.error:
@@ -164,7 +170,8 @@ class Inquiry:
         wrong_rows = by_row(self.lab.first.wrong)
         found = empty_findings(self.lab) or list(type_findings(self.lab)) or list(column_findings(self.lab))
         if not found and self.uniform is not None:
-            found = mask_findings(self.uniform, self.lab.case, wrong_rows)
+            found = undivided_findings(self.uniform, self.lab.case)
+            found = found or mask_findings(self.uniform, self.lab.case, wrong_rows)
             found = list(softcap_findings(self.lab, found)) or found
             found = [*(mask_row_findings(self.uniform, self.lab.case) if found else []), *found]
             found = found or list(nan_findings(self.lab, self.uniform))
@@ -265,6 +272,7 @@ class Inquiry:
             "arithmetic",
             f"all weights are right to within a few percent; the errors are {oracle.ratio:.3g} times as large as a "
             "correct kernel's can be",
+            vague=oracle.ratio > NO_ROUNDING,
         )
 
     @cached_property

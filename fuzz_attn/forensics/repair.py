@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -27,9 +28,9 @@ from fuzz_attn.forensics.inquiry import MOST_FINDINGS
 from fuzz_attn.forensics.near_cases import Kind, healthy_cases, near_cases
 from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.properties.experiment import Experiment, Launch
-from fuzz_attn.simulator.formulas import Array, Read
+from fuzz_attn.simulator.formulas import Array, Read, kind_of
 from fuzz_attn.simulator.kernel_changes import Change, changes_of
-from fuzz_attn.simulator.site_values import similar
+from fuzz_attn.simulator.site_values import are_both_strides, similar
 from fuzz_attn.simulator.switches import NOT_HERE, NOWHERE, Key, Launched, Site, Switches
 from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
 
@@ -43,6 +44,8 @@ NEAR: Final = 8
 """Near cases on which a change is tried at once."""
 FRESH: Final = 12
 """Further ones on which it is confirmed."""
+MORE_NEAR: Final = 40
+"""More of them, where hardly any of those fails."""
 HEALTHY: Final = 10
 """Launches that pass without a change and must pass with it, where there are as many."""
 PLAIN_CASES: Final = 40
@@ -57,10 +60,22 @@ VISITS: Final = 6
 """Values at a site by which changes are told apart: of those that give the same, only one is tried where it fails."""
 SLIGHTLY: Final = 0.5
 """How much longer programs may run that were right, with a change that mends a loop and does not avoid one."""
+MANY_FAILED: Final = 10
+"""Launches that were wrong and that a likely change makes right, for it to be shown though few were right."""
+LIKELY: Final = 2.0
+"""The rank below which it is shown then."""
 LIKELIEST: Final = 1.0
 """The rank below which a change, such as < for <=, is shown beside a sure cause though few launches were right."""
 AS_LIKELY: Final = 0.5
 """How much higher the rank of another change may be, for it to be named too."""
+MOSTLY: Final = 0.95
+"""Share of the launches that were right in which a far other number shows that what mends the rest is chance."""
+MOSTLY_UNLIKELY: Final = 0.5
+"""The same for an unlikely change, such as one that adds a variable."""
+UNLIKELY: Final = 3.0
+"""The rank from which a change is unlikely."""
+INTEGERS_LATER: Final = 1.5
+"""What the rank of a change of an integer grows by where the keys are right and their weights are not."""
 LOOPS: Final = 8
 """How many times as many values a changed launch may compute."""
 
@@ -100,6 +115,34 @@ class Candidate:
     """Whether loops and branches run as before. Else it may only avoid what is wrong, such as a second tile."""
     longer: float = 0.0
     """By which share more values are computed at most, where a case is right without it."""
+    right: int = 0
+    """Launches that were right without it."""
+    touched: int = 0
+    """How many of these have another value with it, and yet are right."""
+
+    counts: bool = False
+    """Whether it changes a number of a whole program, which loops and offsets are made of."""
+
+    by: float = 0.0
+    """By how much it changes such a number at most; one below 0 is none."""
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether it changes such a number in every launch that was right, which shows little of it."""
+        return self.counts and 0 < self.right == self.touched
+
+    def is_detour(self, keys_are_right: bool) -> bool:
+        """Whether it only leads round what is wrong, as with a larger bound of a loop, or one part for all the keys.
+
+        Loops that read the right keys need no other bounds. What was right does not need far other ones either.
+        """
+        if not self.counts:
+            return False
+        far = self.by > 1
+        most = MOSTLY if self.order < UNLIKELY else MOSTLY_UNLIKELY
+        if far and self.right and self.touched >= most * self.right:
+            return True
+        return not self.steps and (keys_are_right or (far and self.longer > 0))
 
 
 @dataclass(eq=False)
@@ -118,7 +161,10 @@ class AtPlace(Candidate):
 
 @dataclass(eq=False)
 class OfArguments(Candidate):
-    """Other arguments of a kernel: for each name that of another one, a number to add, or that of a tensor."""
+    """Other arguments of a kernel: for each name that of another one, a number to add, or that of a tensor.
+
+    Kernels that only other cases launch get them too: the same code of the host may pass them.
+    """
 
     kernel: str = ""
     others: tuple[tuple[str, Other], ...] = ()
@@ -146,12 +192,12 @@ class Trial:
 Differing: TypeAlias = dict[Site, dict[str, Change]]
 
 
-def _by_likelihood(candidate: Candidate) -> tuple[int, int, float]:
+def _by_likelihood(candidate: Candidate) -> tuple[int, int, float, float]:
     """Return what orders changes that mend all: one that makes loops run longer comes last, the longest of them."""
     order = candidate.order + _is_guess(candidate)
     if candidate.steps or candidate.longer <= SLIGHTLY:
-        return (int(not candidate.steps), 0, order)
-    return (2, candidate.values, order)
+        return (int(not candidate.steps), 0, order, candidate.by)
+    return (2, candidate.values, order, candidate.by)
 
 
 def _is_guess(candidate: Candidate) -> bool:
@@ -164,7 +210,11 @@ def _is_guess(candidate: Candidate) -> bool:
 class RepairSearch:
     """The search for changes that mend a failing case; ``launches`` counts those with a change."""
 
-    def __init__(self, experiment: Experiment, relation: str | None, kind: Kind) -> None:
+    def __init__(
+        self, experiment: Experiment, relation: str | None, kind: Kind, found: Explanation | None = None
+    ) -> None:
+        self.keys_are_right = found is not None and found.keys_are_right
+        self.of_numbers = self.keys_are_right and found is not None and found.reason in _OF_NUMBERS | _OF_SUMS
         self.experiment = experiment
         self.kind = kind
         self.relation = relation
@@ -175,6 +225,8 @@ class RepairSearch:
         self._changes: dict[Site, dict[str, Change]] = {}
         self._effects: dict[tuple[Site, str], int] = {}
         self._chosen: Candidate | None = None
+        self._kernels: set[str] = set()
+        self._differs, self._by = False, 0.0
         self.found: list[Candidate] = []
 
     def repair(self) -> Repair | None:
@@ -185,6 +237,7 @@ class RepairSearch:
         trials = [Trial(self.experiment, True, relation=self.relation), *self._trials(1, NEAR + 1)]
         with backend.switched(self._switches):
             trials = [trial for trial in trials if self._agrees(trial)]
+            trials += self._more_failing(FEWEST_FAILED - sum(trial.failed for trial in trials))
             failing = [trial for trial in trials if trial.failed]
             if not failing:
                 return None
@@ -229,6 +282,15 @@ class RepairSearch:
         except FuzzAttnError:
             return None
 
+    def _more_failing(self, number: int) -> list[Trial]:
+        """Return at most so many further near cases that fail, where few of the first ones do."""
+        found: list[Trial] = []
+        for first in range(NEAR + FRESH + 1, NEAR + FRESH + MORE_NEAR + 1):
+            if len(found) >= number:
+                break
+            found += [trial for trial in self._trials(first, first + 1) if trial.failed and self._agrees(trial)]
+        return found
+
     def _healthy(self, number: int) -> list[Trial]:
         """Return at most so many launches that pass as the kernel is, of cases without what the failure needs."""
         found: list[Trial] = []
@@ -251,7 +313,7 @@ class RepairSearch:
     def _mends(self, candidate: Candidate | None, trial: Trial) -> bool:
         """Return whether a case is right with a change."""
         self._choose(candidate)
-        self._switches.calls = 0
+        self._switches.calls, self._differs, self._by = 0, False, 0.0
         self._switches.most_calls = LOOPS * trial.values + 1000 if candidate is not None and trial.values else 0
         self.launches += 1
         before = trial.experiment
@@ -270,15 +332,24 @@ class RepairSearch:
         self._chosen, switches = candidate, self._switches
         switches.chosen, switches.passing = {}, None
         if isinstance(candidate, OfArguments):
-            others, kernel = candidate.others, candidate.kernel
-            switches.passing = lambda name, passed: _passed(passed, others) if name == kernel else passed
+            others, apart = candidate.others, self._kernels - {candidate.kernel}
+            switches.passing = lambda name, passed: passed if name in apart else _passed(passed, others)
         elif isinstance(candidate, AtPlace):
             for site in self._sites[candidate.key]:
                 change = None
                 if candidate.callers is None or candidate.callers == site.callers:
                     change = self._changes_of(site).get(candidate.name)
                 if change is not None:
-                    switches.chosen[site] = change.compute
+                    switches.chosen[site] = partial(self._changed, change)
+
+    def _changed(self, change: Change, read: Read, value: Array) -> Array:
+        """Return what a change gives in place of a value, and note whether that is another one."""
+        new = change.compute(read, value)
+        whole = np.broadcast_to(new, value.shape)
+        self._differs = self._differs or not _same_values(whole, value)
+        if value.dtype.kind == "i" and value.size:
+            self._by = max(self._by, float(np.abs(np.maximum(whole, 0) - np.maximum(value, 0)).max()))
+        return new
 
     def _parsed(self, sites: Sequence[Site]) -> None:
         for site in sites:
@@ -305,7 +376,7 @@ class RepairSearch:
             if (
                 self.launches > last
                 or time.process_time() > until
-                or (found and candidate.order > found[0].order + 1 and found[-1].steps)
+                or (found and self._order_of(candidate) > self._order_of(found[0]) + 1 and found[-1].steps)
             ):
                 break
             effect = self._effect_of(candidate)
@@ -314,6 +385,8 @@ class RepairSearch:
             if not self._mends(candidate, smallest):
                 useless |= {effect} if effect else set()
             elif all(self._mends_with_steps(candidate, one) for one in others):
+                if candidate.is_detour(self.keys_are_right):
+                    continue
                 if candidate.steps and not any(each.steps for each in found):
                     last = min(last, self.launches + MORE_LAUNCHES)
                 found.append(candidate)
@@ -334,6 +407,9 @@ class RepairSearch:
     def _mends_with_steps(self, candidate: Candidate, trial: Trial) -> bool:
         right = self._mends(candidate, trial)
         candidate.steps &= self._switches.calls == trial.values
+        candidate.by = max(candidate.by, self._by)
+        candidate.right += not trial.failed
+        candidate.touched += not trial.failed and self._differs
         if not trial.failed and trial.values:
             candidate.longer = max(candidate.longer, abs(self._switches.calls / trial.values - 1.0))
         candidate.values += self._switches.calls
@@ -353,11 +429,18 @@ class RepairSearch:
                 for callers in (None, site.callers) if several else (None,):
                     order = change.rank + (IN_A_CALL if callers else 0.0)
                     whole = (change.place,) if change.place else (site.operation.location, *site.callers)
-                    at = AtPlace(order, change.old, change.new, 0, True, 0.0, site.key, name, callers, whole)
+                    at = AtPlace(order, change.old, change.new, key=site.key, name=name, callers=callers, places=whole)
                     at.element, at.loads = site.value.type.element, site.operation.name == "tt.load"
+                    at.counts = kind_of(site.value.type) == "int" and not site.value.type.shape
                     found.setdefault((site.key, name, callers), at)
+        self._kernels = {launched.kernel for launched in self._switches.launched}
         arguments = [each for launched in self._switches.launched for each in _of_arguments(launched)]
-        return sorted([*found.values(), *arguments], key=lambda each: each.order)
+        return sorted([*found.values(), *arguments], key=self._order_of)
+
+    def _order_of(self, candidate: Candidate) -> float:
+        """Return the rank of a change, higher for one of an integer where only numbers are wrong."""
+        integer = isinstance(candidate, AtPlace) and candidate.element in ("i32", "i64")
+        return candidate.order + INTEGERS_LATER * (integer and self.of_numbers)
 
     def _differing(self, trial: Trial) -> Differing:
         """Return the changes of each site that would give another value in a launch that has none of them."""
@@ -391,8 +474,12 @@ def _effect(change: Change, read: Read, value: Array) -> int:
         new = np.broadcast_to(np.asarray(change.compute(read, value)), value.shape).astype(value.dtype, copy=False)
     except NOT_HERE:
         return 0
-    same = bool(((new == value) | ((new != new) & (value != value))).all())  # noqa: PLR0124 - NaN
-    return 0 if same else hash(new.tobytes()) or 1
+    return 0 if _same_values(new, value) else hash(new.tobytes()) or 1
+
+
+def _same_values(new: Array, value: Array) -> bool:
+    """Return whether two arrays are equal; any NaN equals any other."""
+    return bool(((new == value) | ((new != new) & (value != value))).all())  # noqa: PLR0124 - NaN
 
 
 def _is_right(launch: Launch, reference: Reference) -> bool:
@@ -412,20 +499,24 @@ def _is_right(launch: Launch, reference: Reference) -> bool:
 
 def _of_arguments(launched: Launched) -> Iterator[OfArguments]:
     """Yield other arguments of a launch: another one of the type, two exchanged, one more or less."""
-    arguments = launched.arguments
+    arguments, types = launched.arguments, dict(launched.arguments.keys())
 
     def candidate(order: float, old: str, new: str, *others: tuple[str, Other]) -> OfArguments:
-        return OfArguments(order, old, new, 0, True, 0.0, launched.kernel, others, launched.location)
+        found = OfArguments(order, old, new, kernel=launched.kernel, others=others, place=launched.location)
+        found.counts = types[others[0][0]] in ("i32", "i64")
+        return found
 
     for ((name, type_), value), ((other, other_type), other_value) in combinations(arguments.items(), 2):
         if type_ != other_type or _same(value, other_value) or (type_[0] == "*" and not similar(name, other)):
             continue
-        rank = 1.5 if similar(name, other) else 5.5
-        if similar(name, other):
+        alike = similar(name, other) and are_both_strides(name, other)
+        rank = 1.5 if alike else 5.5
+        if alike:
             pair = ((name, other), (other, name))
             yield candidate(rank, f"{name} and {other}", f"{other} and {name}", *pair)
-        yield candidate(rank, name, other, (name, other))
-        yield candidate(rank, other, name, (other, name))
+        for one, new in ((name, other), (other, name)):
+            if "stride" in one or "stride" not in new:  # a size may be passed for a stride, and hardly the reverse
+                yield candidate(rank, one, new, (one, new))
     for (name, type_), value in arguments.items():
         if type_ in ("i32", "i64"):
             for number in _numbers_of_tensors(name, value, launched):
@@ -510,12 +601,14 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
     first = found.findings[0]
     if experiment.first.error:
         return found
-    search = RepairSearch(experiment, relation, kind)
+    search = RepairSearch(experiment, relation, kind, found)
     repair = search.repair()
     if repair is None:
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
     sure = first.reason not in _NO_CAUSES and not first.vague
-    if sure and not repair.is_confirmed and search.found[0].order >= LIKELIEST:
+    likeliest = search.found[0].order
+    weak = not repair.is_confirmed or search.found[0].is_sweeping
+    if sure and weak and likeliest >= (LIKELY if repair.failed >= MANY_FAILED else LIKELIEST):
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
     if repair.avoids:
         return msgspec.structs.replace(found, repair=repair, launches=found.launches + search.launches)
@@ -543,20 +636,26 @@ _TERMS: Final[dict[str, frozenset[str]]] = {
 _PLACES: Final = frozenset({"page", "address", "head mapping", "foreign sequence"})
 _OF_NUMBERS: Final = frozenset({"sink", "slope", "soft cap", "scale", "denominator"})
 """What is read from numbers, which other mistakes may give too."""
+_OF_SUMS: Final = frozenset({"segment", "tile", "arithmetic"})
+"""What sums of weights tell where the keys are right."""
 
 
 def contradicts(repair: Repair, candidate: Candidate, finding: Finding) -> bool:
     """Return whether a finding is about another mechanism than the change that mends the kernel.
 
-    A change of a float is none of masks and addresses. A change of an address, a mask or of another term's words in
-    the source is none of a term of the score or of its sum, where cases that were right stay right with it.
+    A change of a float is none of masks and addresses, and a sink absorbs any error of the sum of the keys' weights. A
+    change of an address, a mask or of another term's words in the source is none of a term of the score or of its sum,
+    where cases that were right stay right with it.
     """
     if not isinstance(candidate, AtPlace):
         return repair.is_confirmed and finding.reason in _OF_NUMBERS
     if candidate.element == "f32" and not candidate.loads:
         words = {part for name in _names(_source_around(candidate)) for part in name.lower().split("_")}
         named = {term for term, own in _TERMS.items() if own & words}
-        return finding.reason in _PLACES or (finding.reason in _TERMS and bool(named) and finding.reason not in named)
+        about_keys = finding.reason in _PLACES or finding.words.endswith(" twice")
+        other = finding.reason in _TERMS and bool(named) and finding.reason not in named
+        absorbed = finding.reason == "sink" and "sink" not in named and repair.is_confirmed
+        return about_keys or other or absorbed
     seen = ("the denominator", "is not applied")
     of_numbers = finding.reason in _OF_NUMBERS or any(words in finding.words for words in seen)
     return repair.is_confirmed and not candidate.loads and of_numbers

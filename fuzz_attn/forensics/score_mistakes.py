@@ -12,7 +12,7 @@ import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.forensics.attended_keys import recovered
-from fuzz_attn.forensics.explanation import OR, Finding, Reason, factor
+from fuzz_attn.forensics.explanation import OR, Finding, Reason, factor, is_plausible
 from fuzz_attn.forensics.lab import Array, Lab
 from fuzz_attn.forensics.score_terms import Comparison, Terms, centred, comparison_of, first_row
 
@@ -234,9 +234,10 @@ def _fitted_sinks(seen: Comparison) -> Iterator[Mistake]:
             words = f"uses a sink of {used}, should use {terms.sinks[head]:.4g}"
             yield Mistake("sink", words, len(fitted), f"head {head}")
             return
-        times = factor(float(np.exp(terms.sinks[head] - fitted[head])))
-        words = f"the keys weigh {times} times as much as they should beside the sink"
-        yield Mistake("sink", words, ALL_FREEDOM)
+        times = float(np.exp(terms.sinks[head] - fitted[head]))
+        if is_plausible(times):
+            words = f"the keys weigh {factor(times)} times as much as they should beside the sink"
+            yield Mistake("sink", words, ALL_FREEDOM)
 
 
 def softcap_order_findings(lab: Lab, seen: Comparison) -> Iterator[Finding]:
@@ -293,7 +294,8 @@ def _factors(seen: Comparison) -> Iterator[Mistake]:
     for words, part in parts.items():
         if (part & terms.visible).any():
             fitted = _fitted_factor(seen, part)
-            for number in (*_known(seen.case), *([fitted] if abs(fitted - 1) > 0.02 and _freedom(seen) > 2 else [])):
+            differs = abs(fitted - 1) > 0.02 and is_plausible(fitted) and _freedom(seen) > 2
+            for number in (*_known(seen.case), *([fitted] if differs else [])):
                 if not math.isfinite(number):
                     continue
                 changed = replace(terms, score=np.where(part, number * terms.score, terms.score))

@@ -14,8 +14,8 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.forensics.accesses import element_of, packed_words
-from fuzz_attn.forensics.explanation import Finding, count, factor, ranges, rows_of_case
-from fuzz_attn.forensics.lab import Array, Lab
+from fuzz_attn.forensics.explanation import Finding, count, factor, is_plausible, ranges, rows_of_case
+from fuzz_attn.forensics.lab import Array, Lab, by_row
 from fuzz_attn.inputs.batch_rows import custom_masks, seen_keys
 from fuzz_attn.inputs.storage import elements_in, far_axis
 from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_of
@@ -25,6 +25,10 @@ from fuzz_attn.properties.experiment import Launch
 
 LITTLE_LEFT = 0.05
 """Share of the errors that an explanation may leave."""
+SEEN = 10.0
+"""How many times the largest error a limit must be, for outputs to show that they are cut to it."""
+OF_A_ROW = 0.2
+"""Share of the error of each row that it may leave."""
 
 
 def empty_findings(lab: Lab) -> list[Finding]:
@@ -154,7 +158,10 @@ def _factors(lab: Lab, usable: Array) -> Iterator[Finding]:
         matrix = np.stack(columns, axis=1)
         fitted, *_ = np.linalg.lstsq(matrix, actual, rcond=None)
         left = _size(actual - matrix @ fitted)
-        if left > LITTLE_LEFT * _size(actual - expected):
+        if left > LITTLE_LEFT * _size(actual - expected) or not _of_all_rows(lab, usable, matrix @ fitted):
+            continue
+        plausible = all(is_plausible(number) or _names(number, lab.case) for number in fitted.tolist())
+        if not plausible and left > LITTLE_LEFT * _size(actual):  # else any small numbers have a factor near 0
             continue
         if len(fitted) == 1:
             names = _names(float(fitted[0]), lab.case)
@@ -167,6 +174,18 @@ def _factors(lab: Lab, usable: Array) -> Iterator[Finding]:
                 words = f"weights are right; the values of {name} have a wrong scale ({_named(number, lab.case)})"
                 yield Finding("scale", words, vague=len(_names(number, lab.case)) != 1)
                 return
+
+
+def _of_all_rows(lab: Lab, usable: Array, scaled: Array) -> bool:
+    """Return whether scaled outputs explain the error of each row, and not only of those with large numbers."""
+    given = np.where(usable, lab.first.expected, 0.0)
+    given[usable] = scaled
+    first = lab.first
+    actual, expected, bound = (np.where(usable, each, 0.0) for each in (first.actual, first.expected, first.bound))
+    left, error, allowed = (
+        np.sqrt(np.square(each).sum(axis=-1)) for each in (actual - given, actual - expected, bound)
+    )
+    return bool((left <= OF_A_ROW * error + allowed)[by_row(lab.first.wrong)].all())
 
 
 def _parts(lab: Lab) -> list[Array]:
@@ -206,7 +225,7 @@ def _clamps(actual: Array, expected: Array, bound: Array, usable: Array) -> Iter
     """Yield the limit that outputs are clamped to too early."""
     limit = float(np.abs(actual[usable]).max(initial=0.0))
     beyond = usable & (np.abs(expected) > limit + bound)
-    if not beyond.any() or limit == 0.0:
+    if not beyond.any() or limit <= SEEN * float(bound[usable].max()):
         return
     clamped = np.abs(np.clip(expected, -limit, limit) - actual) <= bound + 1e-6 * limit
     if bool(clamped[usable].all()):

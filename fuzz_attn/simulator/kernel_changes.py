@@ -189,10 +189,40 @@ class _Proposer(SiteValues):
             yield self.change(f"to {other}", self.made(new), 1.2, partial(self.again, new))
         if operation.name == "arith.andi" and self.kind == "int":
             yield from self._remainders()
+        if operation.name == "arith.divsi":
+            yield from self._rounded_up()
         if operation.name in ("arith.subi", "arith.subf", "arith.divf", "arith.divsi", "arith.remsi"):
             swapped = operation.operands[::-1]
             words = in_words(operation, [self.words(value, 1) for value in swapped])
             yield self.change("operands swapped", words, 1, partial(self._on, operation, swapped))
+
+    def _rounded_up(self) -> Iterator[Change]:
+        """Yield a quotient that is rounded up, where it is not."""
+        operation = self.operation
+        left, right = (self.words(each, 1) for each in operation.operands)
+        if self._is_for_rounding_up(*operation.operands):
+            return
+
+        def compute(read: Read) -> Array:
+            number, divisor = (read(each) for each in operation.operands)
+            return self.applied(operation, [number + divisor - 1, divisor])
+
+        yield self.change("rounded up", f"({left} + {right} - 1) // {right}", 0, compute)
+
+    def _is_for_rounding_up(self, number: Value, divisor: Value) -> bool:
+        """Return whether a number has grown by about its divisor, as for a quotient that is rounded up."""
+        for _ in range(2):
+            maker = self.makers.get(number)
+            if maker is None or maker.name not in _SUMS:
+                return False
+            left, right = maker.operands
+            if self.root(right) is self.root(divisor) or self.root(left) is self.root(divisor):
+                return True
+            added, size = self.number(right), self.number(divisor)
+            if added is not None and size is not None and added == size - 1:
+                return True
+            number = left
+        return False
 
     def _remainders(self) -> Iterator[Change]:
         """Yield the remainder that bits of a number are taken for, which they are for powers of two only."""
@@ -230,10 +260,15 @@ class _Proposer(SiteValues):
                 operands = list(operation.operands)
                 operands[index] = other
                 words = in_words(operation, [self.words(each, 1) for each in operands])
-                likely = similar(self.words(self.root(value)), self.words(other))
-                name = f"operand {index} {self.label(other)}"
-                order = 2.2 if likely else 5.5 if "stride" in self.words(other) else 3.5
+                name, order = f"operand {index} {self.label(other)}", self._order_of_operand(value, other)
                 yield self.change(name, words, order, partial(self._with_operand, index, other))
+
+    def _order_of_operand(self, value: Value, other: Value) -> float:
+        """Return the rank of another operand: low for one of a like name, and for a stride of the tensor addressed."""
+        old, new = self.words(self.root(value)), self.words(other)
+        if "stride" in new and "stride" in old and self.addressed:
+            return 2.0 if new.startswith(self.addressed) else 2.8
+        return 2.2 if similar(old, new) else 5.5 if "stride" in new else 3.5
 
     def _with_operand(self, index: int, other: Value, read: Read) -> Array:
         operation = self.operation
@@ -279,13 +314,13 @@ class _Proposer(SiteValues):
         for index in self._inputs(own):
             for source in self._above(own.operands[index]):
                 if source.type == self.type and self.makers[source].location != own.location:
-                    yield self._before(own, index, source)
+                    yield from self._before(own, index, source)
         for value in above:
             maker = self.makers[value]
             apart = maker.location != own.location
             if apart and self.operation.variable and value.type == self.type:
                 for index in self._inputs(maker):
-                    yield self._behind(maker, index)
+                    yield from self._behind(maker, index)
 
     def _inputs(self, operation: Operation) -> list[int]:
         """Return which operands may be the scores that an operation changes, where it is one of two operands."""
@@ -321,7 +356,7 @@ class _Proposer(SiteValues):
         given[value] = self.applied(maker, arrays)
         return given[value]
 
-    def _before(self, moved: Operation, index: int, source: Value) -> Change:
+    def _before(self, moved: Operation, index: int, source: Value) -> Iterator[Change]:
         def compute(read: Read) -> Array:
             arrays = [read(operand) for operand in moved.operands]
             arrays[index] = read(source)
@@ -330,9 +365,9 @@ class _Proposer(SiteValues):
                 raise UnknownValueError
             return made
 
-        return self._order(f"before {index} {self.label(source)}", moved, source, "behind", "before", compute)
+        yield from self._order(f"before {index} {self.label(source)}", moved, source, "behind", "before", compute)
 
-    def _behind(self, moved: Operation, index: int) -> Change:
+    def _behind(self, moved: Operation, index: int) -> Iterator[Change]:
         def compute(read: Read) -> Array:
             source = moved.operands[index]
             arrays = [read(operand) for operand in moved.operands]
@@ -343,17 +378,21 @@ class _Proposer(SiteValues):
             return self.applied(moved, arrays)
 
         name = f"behind {index} {self.label(moved.results[0])}"
-        return self._order(name, moved, self.site.value, "before", "behind", compute)
+        yield from self._order(name, moved, self.site.value, "before", "behind", compute)
 
     def _order(
         self, name: str, moved: Operation, value: Value, old: str, new: str, compute: Callable[[Read], Array]
-    ) -> Change:
-        """Return the change of the order of two operations, with the lines of one function that they come from."""
+    ) -> Iterator[Change]:
+        """Yield the change of the order of two operations, with the lines of one function that they come from.
+
+        Lines that set several variables, or that return, cannot change their places.
+        """
         lines = [(one, other) for one in _places(moved) for other in _places(self.makers[value])]
         one, other = next((pair for pair in lines if pair[0].file == pair[1].file and pair[0] != pair[1]), lines[0])
-        words = [f"{linecache.getline(place.file, place.line).strip()}" for place in (one, other)]
-        change = self.change(name, f"{words[0]} {new} {words[1]}", 2, compute)
-        return replace(change, old=f"{words[0]} {old} {words[1]}", place=one)
+        words = [linecache.getline(place.file, place.line).strip() for place in (one, other)]
+        if all(map(_SETS_ONE.match, words)):
+            change = self.change(name, f"{words[0]} {new} {words[1]}", 2, compute)
+            yield replace(change, old=f"{words[0]} {old} {words[1]}", place=one)
 
     def _arms(self) -> Iterator[Change]:
         condition, left, right = self.operation.operands
@@ -410,12 +449,11 @@ class _Proposer(SiteValues):
                     continue
                 if maker.name in SHAPES and self.makers.get(operand) is None:
                     continue
-                yield self.change(
-                    f"left out {depth} {index} {self.label(operand)}",
-                    self.words(operand),
-                    1 if depth == 0 else 2.4,
-                    partial(_read, operand),
-                )
+                rank = 1 if depth == 0 else 2.4
+                if index == 1 and maker.name in _OF_THE_FIRST:
+                    rank = 5.5
+                name = f"left out {depth} {index} {self.label(operand)}"
+                yield self.change(name, self.words(operand), rank, partial(_read, operand))
 
     def _value(self) -> Iterator[Change]:
         """Yield other values that may be meant."""
@@ -525,16 +563,21 @@ class _Proposer(SiteValues):
             yield Change(f"* {words}", self.old, new, 3, partial(_times, number))
         for other in self.named("f32"):
             words = self.words(other)
-            if self.root(other) is self.root(self.site.value) or not fits(other.type, self.type):
+            if self.operation.name == "tt.reduce" and self.is_result and len(other.type.shape) == 1:
+                new = f"{self.old} / sum({words})"
+                yield Change(f"/ sum {self.label(other)}", self.old, new, 2, self._over_sum(other))
+            of_rows = self._is_of_rows(other)
+            if self.root(other) is self.root(self.site.value) or not (of_rows or fits(other.type, self.type)):
                 continue
-            for sign, name in (("*", "arith.mulf"), ("/", "arith.divf"), ("+", "arith.addf"), ("-", "arith.subf")):
+            words += "[:, None]" * of_rows
+            for sign, name in _FACTORS if of_rows else (*_FACTORS, ("+", "arith.addf"), ("-", "arith.subf")):
                 new = binary_in_words(sign, self.old, words)
                 rank = 4 if sign in "+-" else 3 if other.type.shape else 2
                 yield self._with(f"{sign} {self.label(other)}", new, rank, BINARY[name][1], other)
         for parameter in self.site.kernel.function.parameters:
             if parameter.type.pointer and parameter.type.element == "f32" and similar(parameter.name, "scale"):
                 words = f"load({parameter.name.removeprefix('%')})"
-                for sign, name in (("*", "arith.mulf"), ("/", "arith.divf")):
+                for sign, name in _FACTORS:
                     new = binary_in_words(sign, self.old, words)
                     function = BINARY[name][1]
                     yield Change(
@@ -544,6 +587,19 @@ class _Proposer(SiteValues):
                         2,
                         partial(self._with_loaded, parameter, function),
                     )
+
+    def _over_sum(self, other: Value) -> Compute:
+        """Return what divides a sum by that of another tile's elements."""
+
+        def compute(read: Read, value: Array) -> Array:
+            total = read(other).sum(axis=1)
+            return value / ranked(np.where(total == 0, 1, total), len(self.type.shape))
+
+        return compute
+
+    def _is_of_rows(self, other: Value) -> bool:
+        """Return whether another value has a number for each row of the value's tile."""
+        return len(other.type.shape) == 1 and len(self.type.shape) == 2 and other.type.shape[0] == self.type.shape[0]
 
     def _with_loaded(self, parameter: Value, function: Callable[[Array, Array], Array], _: Read, value: Array) -> Array:
         return function(value, ranked(self.switches.element(parameter, 0), len(self.type.shape)))
@@ -558,6 +614,8 @@ def _sets(name: str, file: str, line: int) -> bool:
     return bool(re.match(rf"\s*{re.escape(name)}\s*=", linecache.getline(file, line)))
 
 
+_SETS_ONE: Final = re.compile(r"\w+\s*[-+*/]?=[^=]")
+"""A line that sets one variable."""
 _MOVABLE: Final = frozenset({"arith.addf", "arith.subf", "arith.mulf", "arith.divf"})
 
 
@@ -565,6 +623,9 @@ def _places(operation: Operation) -> tuple[Location, ...]:
     return operation.location, *operation.callers
 
 
+_OF_THE_FIRST: Final = frozenset(f"arith.{name}" for name in ("divsi", "remsi", "subi", "divf", "subf"))
+"""Operations on their first operand, for which the second one cannot stand."""
+_FACTORS: Final = (("*", "arith.mulf"), ("/", "arith.divf"))
 _SUMS: Final = {"arith.addi", "arith.subi"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+from functools import cached_property
 from typing import Final
 
 from fuzz_attn.simulator.formulas import (
@@ -20,6 +21,9 @@ from fuzz_attn.simulator.formulas import (
 from fuzz_attn.simulator.switches import BY_FLOW, Site
 from fuzz_attn.ttir.ir import Location, Operation, Type, Value
 
+_FAR: Final = 40
+"""Operations behind which a value is no part of an address any more."""
+_OF_OFFSETS: Final = frozenset({"arith.addi", "arith.muli"})
 _NAMELESS: Final = SHAPES | CASTS | {"arith.constant"}
 
 
@@ -45,7 +49,7 @@ class SiteValues:
         if self.site.kernel.is_parameter(value):
             return value.name.removeprefix("%")
         if maker is None or maker.name in BY_FLOW:
-            return variable_of(value) or "..."
+            return variable_after(value, maker) or "..."
         if value in self.names:
             return self.names[value]
         if maker.name in SHAPES or maker.name in CASTS:
@@ -93,6 +97,20 @@ class SiteValues:
             value = maker.operands[0]
         return None
 
+    @cached_property
+    def addressed(self) -> str:
+        """The name of the tensor whose addresses the value is a part of, without ``ptr``; empty where there is none."""
+        pending, seen = [self.site.value], set[Value]()
+        while pending and len(seen) < _FAR:
+            value = pending.pop(0)
+            seen.add(value)
+            for user in self.site.kernel.users.get(value, ()):
+                if user.name == "tt.addptr" and value is user.operands[1]:
+                    return self._tensor(user.operands[0]).removesuffix("ptr")
+                if user.name in SHAPES or user.name in CASTS or user.name in _OF_OFFSETS:
+                    pending += [result for result in user.results if result not in seen]
+        return ""
+
     def number(self, value: Value) -> float | int | bool | None:
         """Return the number that every element of a value is; None where that is not a constant."""
         return number_of(self.makers.get(self.root(value)))
@@ -122,9 +140,11 @@ class SiteValues:
         for value in self.site.known:
             if kind_of(value.type) == kind and value is not self.site.value:
                 root = self.root(value)
-                if self.site.kernel.is_parameter(root) or root in self.names or self.makers.get(root) is None:
+                maker = self.makers.get(root)
+                by_flow = maker is None or (maker.name in BY_FLOW and bool(variable_after(root, maker)))
+                if self.site.kernel.is_parameter(root) or root in self.names or by_flow:
                     found.setdefault(root if kind_of(root.type) == kind else value)
-                elif number_of(self.makers.get(root)) is not None and root.type.shape == ():
+                elif number_of(maker) is not None and root.type.shape == ():
                     found.setdefault(root)
         return list(found)
 
@@ -213,9 +233,18 @@ def _final_names(site: Site) -> dict[Value, str]:
 def _is_computed(site: Site, value: Value) -> bool:
     """Return whether a value is computed, and no part of a longer expression on its line."""
     maker = site.kernel.makers[value]
-    uses = (user for user in site.kernel.users.get(value, ()) if user.location == maker.location)
+    users = site.kernel.users.get(value, ())
+    uses = (user for user in users if user.location == maker.location)
     is_part = any(user.variable == maker.variable and user.name not in _NAMELESS for user in uses)
-    return not value.type.pointer and maker.name not in _NAMELESS and not is_part
+    is_passed = any(maker.location in user.callers for user in users)  # to a function that this line calls
+    return not value.type.pointer and maker.name not in _NAMELESS and not is_part and not is_passed
+
+
+def variable_after(value: Value, maker: Operation | None) -> str:
+    """Return the variable that control flow leaves a value in; that of a loop is one of those that it goes through."""
+    if maker is None or maker.name != "scf.for":
+        return "" if maker is not None and len(maker.results) > 1 else variable_of(value)
+    return variable_of(maker.regions[0][0].arguments[1 + maker.results.index(value)])
 
 
 def _line(place: Location) -> str:
@@ -232,6 +261,11 @@ def fits(inner: Type, outer: Type) -> bool:
     return len(inner.shape) == len(outer.shape) and all(
         own in (1, other) for own, other in zip(inner.shape, outer.shape, strict=True)
     )
+
+
+def are_both_strides(name: str, other: str) -> bool:
+    """Return whether two names are those of strides, or neither is."""
+    return ("stride" in name) == ("stride" in other)
 
 
 def similar(name: str, other: str) -> bool:

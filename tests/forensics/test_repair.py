@@ -30,13 +30,15 @@ SEEDED = {
     # a predicate
     "causal_or_equal": r"scores\.py:119, `key <= causal_limit` to `key < causal_limit`",
     # an operation left out
-    "new_tokens_restart_the_denominator": r"context_attention\.py:\d+, `output \* 0` to `output`",
+    "new_tokens_restart_the_denominator": r"context_attention\.py:\d+, `row_sum \* 0` to `row_sum`",
     # an argument, which the launcher computes wrongly
     "heads_of_a_page_assumed_dense": r"`argument values.stride_head of kernel_\w+` to `values.ptr.stride\(1\)`",
     # a mask added, where only a sanitizer sees the mistake
     "qq_bias_rows_past_the_matrix": r"scores\.py:\d+, `inside` to `inside & \w*mask`",
     # what a variable is before a loop, in another operation
     "merge_starts_from_0": r"merge_states\.py:\d+, `largest = 0` to `largest = -inf`",
+    # a sum that is not divided by that of its weights; larger parts of the keys would only avoid a merge
+    "latent_merge_not_normalised": r"splits\.py:\d+, `(sum\(parts \* weight\))` to `\1 / sum\(weight\)`",
     # how often a loop runs
     "merge_maximum_lacks_the_last_state": r"merge_states\.py:\d+, `num_states - 1` to `num_states`",
     # a predicate, where an element is never written
@@ -45,6 +47,12 @@ SEEDED = {
 PLANTED = {
     # another function
     "split_sums_in_base_2_beside_sinks": r"splits\.py:58, `log2\(row_sum\)` to `log\(row_sum\)`",
+    # a sum that is not divided by another value of its rows
+    "parts_merged_undivided": r"splits\.py:61, `output` to `output / row_sum\[:, None\]`",
+    # an argument, which the launchers of several kernels pass
+    "values_with_the_page_stride_of_keys": r"`argument values.stride_block of kernel_\w+` to `values.ptr.stride\(0\)`",
+    # a quotient that is to be rounded up
+    "segments_of_whole_tiles_rounded_down": r"segments\.py:32, `\(.*\) // 4` to `\(.* \+ 4 - 1\) // 4`",
     # a value times another one
     "table_without_row_stride": r"paged_attention\.py:\d+, `seq_idx` to `seq_idx \* block_table_stride`",
 }
@@ -73,6 +81,35 @@ def test_a_change_mends_a_planted_bug(bug: str) -> None:
 def test_what_is_certain_stays_in_front_of_a_change() -> None:
     row = rows_of("seeded_bug_cases.json", *SEEDED)["causal_or_equal"]
     assert row["reason"] in ("causal", "denominator")
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys_are_right", "is_detour"),
+    [
+        # loops that read the right keys run in another way
+        ({"steps": False}, True, True),
+        ({"steps": False}, False, False),
+        # launches that were right compute more or less, with far another number
+        ({"steps": False, "longer": 0.1, "by": 30.0}, False, True),
+        ({"steps": False, "longer": 0.1, "by": 1.0}, False, False),
+        # most of them have far another number, and no other loops
+        ({"touched": 10, "by": 30.0}, False, True),
+        ({"touched": 6, "by": 30.0}, False, False),
+        # and half of them with an unlikely change
+        ({"order": 4.0, "touched": 6, "by": 30.0}, False, True),
+        ({"order": 4.0, "touched": 4, "by": 30.0}, False, False),
+        ({"touched": 10, "by": 1.0}, False, False),
+        # no number of a whole program, but a mask or a tile
+        ({"steps": False, "longer": 0.1, "by": 30.0, "counts": False}, True, False),
+    ],
+)
+def test_a_change_that_leads_round_a_mistake_is_a_detour(
+    changes: dict[str, Any], keys_are_right: bool, is_detour: bool
+) -> None:
+    change = AtPlace(1.0, "length // 16", "length", right=10, counts=True)
+    for name, value in changes.items():
+        setattr(change, name, value)
+    assert change.is_detour(keys_are_right) is is_detour
 
 
 def test_nothing_is_changed_on_a_backend_without_switches() -> None:
@@ -143,7 +180,8 @@ def test_a_change_is_said_with_its_line_and_its_launches() -> None:
         ("slope", ("slope * key", "slope * distance"), "f32", False),
         ("page", ("slope * key", "slope * distance"), "f32", True),
         ("page", ("slot", "slot + 1"), "i32", False),
-        ("sink", ("weights", "weights + 1"), "f32", False),
+        ("sink", ("weights", "weights + 1"), "f32", True),
+        ("slope", ("weights", "weights + 1"), "f32", False),
     ],
 )
 def test_a_finding_about_another_term_is_contradicted(

@@ -20,6 +20,7 @@ FEWEST = 40
 PACKAGES = (
     *("oracle", "binding", "properties", "backends", "simulator", "targets", "inputs", "ttir"),
     *("case", "calibration", "engine", "counterexamples", "report", "export", "cli", "workers", "operations", "given"),
+    "forensics",
     "foreign_files.py",
 )
 
