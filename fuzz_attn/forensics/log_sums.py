@@ -16,6 +16,8 @@ from fuzz_attn.oracle.logits import logits_of
 UNSHIFTED: Final = "sink: it is not shifted by the maximum"
 """The cause of a wrong weight of the sink, in outputs and log-sum-exps."""
 _UNSHIFTED_SUM: Final = "that with a sink which is not shifted by the maximum"
+LARGEST_EXPONENT: Final = math.log(float(np.finfo(np.float32).max))
+"""Above it, an exponential is infinite in float32."""
 LITTLE_LEFT: Final = 0.01
 """Share of the errors that an explanation may leave."""
 
@@ -87,6 +89,7 @@ def _with_other_sinks(lab: Lab, value: Array, wrong: Array) -> dict[str, Array]:
         others = {f"that with the sink of head {head}": np.full_like(own, sink) for head, sink in enumerate(sinks[:8])}
         others[_UNSHIFTED_SUM] = own + _largest(lab)[wrong]
         found = {words: np.logaddexp(keys * unit, sink * unit) / unit for words, sink in others.items()}
+    found[_UNSHIFTED_SUM] = np.where(own * unit > LARGEST_EXPONENT, np.inf, found[_UNSHIFTED_SUM])
     return {"without the sink": keys, **found}
 
 
@@ -101,9 +104,10 @@ def _sees_nothing(lab: Lab) -> Array:
 
 
 def _is(actual: Array, other: Array, right: Array) -> bool:
-    """Return whether numbers are others, apart from a small share of their errors."""
-    left, error = np.abs(actual - other), np.abs(actual - right)
-    return bool((left <= LITTLE_LEFT * error).all())
+    """Return whether numbers are others, apart from a small share of their errors; an infinite one is only itself."""
+    with np.errstate(invalid="ignore"):
+        left, error = np.abs(actual - other), np.abs(actual - right)
+    return bool(((actual == other) | (np.isfinite(actual) & (left <= LITTLE_LEFT * error))).all())
 
 
 def _largest(lab: Lab) -> Array:
