@@ -99,6 +99,14 @@ def same_terminal() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def same_mode() -> Iterator[None]:
+    """Keep Triton's mode for the tests that follow: commands that run in this process change it."""
+    mode = os.environ["TRITON_INTERPRET"]
+    yield
+    os.environ["TRITON_INTERPRET"] = mode
+
+
 @pytest.fixture(scope="session", autouse=True)
 def forks() -> Iterator[None]:
     """Let the workers that tests start be forks of one process that imports torch once."""

@@ -572,6 +572,7 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
     alone = case.sequences[row.sequence].query_len == 1  # then its own is the last key too
     from_chunk = bool(context) and missing == [key for key in visible if key > row.query]
     as_if = f"it sees keys as if it were key {row.query}, counted without the context"
+    as_if += ", or reads key 0 in place of all others" * first_row
     behind, by_bits = [key for key in visible if key > row.position], "mask" in reading.kinds
     custom = isinstance(case.mask, Custom)
     ahead = isinstance(case.mask, Lookahead) and first >= row.position and last == visible[-1]
@@ -590,7 +591,7 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
             chunk == 1,
         ),
         (len(missing) == len(visible), "segment", "all that it sees", True),
-        (from_chunk and context > 1, "causal", as_if, False),
+        (from_chunk and context > 1, "causal", as_if, first_row),
         (custom and missing == [row.position], "mask", "its own, whose bit of the custom mask is 1", True),
         (
             missing == [row.position],
@@ -650,7 +651,8 @@ def denominator(reading: Reading, case: AttentionCase) -> Finding:
     sink = case.sinks is not None and surplus == 1
     like_a_key = "counts the sink, which weighs nothing in this launch, like a key, or " * sink
     words = f"{sums}: the denominator {like_a_key}{more}, {where} would be, without {values}"
-    return Finding("denominator", words, vague=True)
+    place = where.partition(",")[0].partition(" of ")[0]
+    return Finding("denominator", words, True, f"denominator: it counts keys {place} without their values")
 
 
 def _fits_before(first: int, surplus: int) -> bool:

@@ -32,7 +32,7 @@ from fuzz_attn.simulator.formulas import (
     ranked,
     variable_of,
 )
-from fuzz_attn.simulator.site_values import SiteValues, fits, similar
+from fuzz_attn.simulator.site_values import SiteValues, fits, reduction_of, similar
 from fuzz_attn.simulator.switches import Compute, Site, Switches
 from fuzz_attn.ttir.ir import Location, Operation, Value
 
@@ -561,9 +561,11 @@ class _Proposer(SiteValues):
         for number, words in ((2.0, "2"), (0.5, "0.5"), (-1.0, "-1"), (LOG2_E, "log2(e)"), (1 / LOG2_E, "ln(2)")):
             new = binary_in_words("*", self.old, words)
             yield Change(f"* {words}", self.old, new, 3, partial(_times, number))
+        # Softmax has any number subtracted, so that a maximum divided by another number would mend by chance.
+        adds = self.is_result and self.operation.name == "tt.reduce" and reduction_of(self.operation) == "sum"
         for other in self.named("f32"):
             words = self.words(other)
-            if self.operation.name == "tt.reduce" and self.is_result and len(other.type.shape) == 1:
+            if adds and len(other.type.shape) == 1:
                 new = f"{self.old} / sum({words})"
                 yield Change(f"/ sum {self.label(other)}", self.old, new, 2, self._over_sum(other))
             of_rows = self._is_of_rows(other)

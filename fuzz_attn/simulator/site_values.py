@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
 from fuzz_attn.simulator.formulas import (
     CASTS,
@@ -66,9 +66,7 @@ class SiteValues:
         if operation.name == "tt.make_range":
             return operation.variable or "arange"
         if operation.name == "tt.reduce":
-            inner = {each.name for each in operation.regions[0][0].operations}
-            function = "max" if any("max" in each for each in inner) else "sum"
-            return f"{function}({self.words(operands[0], depth - 1)})"
+            return f"{reduction_of(operation)}({self.words(operands[0], depth - 1)})"
         if operation.name == "tt.dot":
             operands = operands[:2]
         return in_words(operation, [self.words(each, depth - 1) for each in operands])
@@ -238,6 +236,12 @@ def _is_computed(site: Site, value: Value) -> bool:
     is_part = any(user.variable == maker.variable and user.name not in _NAMELESS for user in uses)
     is_passed = any(maker.location in user.callers for user in users)  # to a function that this line calls
     return not value.type.pointer and maker.name not in _NAMELESS and not is_part and not is_passed
+
+
+def reduction_of(operation: Operation) -> Literal["max", "sum"]:
+    """Return what a reduction of a tile computes: its largest number, or a sum."""
+    inner = {each.name for each in operation.regions[0][0].operations}
+    return "max" if any("max" in name for name in inner) else "sum"
 
 
 def variable_after(value: Value, maker: Operation | None) -> str:
