@@ -102,9 +102,10 @@ def same_terminal() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def same_mode() -> Iterator[None]:
     """Keep Triton's mode for the tests that follow: commands that run in this process change it."""
-    mode = os.environ["TRITON_INTERPRET"]
+    mode = os.environ.get("TRITON_INTERPRET")
     yield
-    os.environ["TRITON_INTERPRET"] = mode
+    if mode is not None:
+        os.environ["TRITON_INTERPRET"] = mode
 
 
 @pytest.fixture(scope="session", autouse=True)
