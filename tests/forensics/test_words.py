@@ -19,6 +19,7 @@ from fuzz_attn.forensics.explanation import (
     Row,
     cut_words,
     factor,
+    is_plausible,
     keys,
     ranges,
     rows_of_case,
@@ -35,6 +36,14 @@ from fuzz_attn.report.printing import text_of
 )
 def test_ranges(numbers: list[int], words: str) -> None:
     assert ranges(numbers) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(-0.5, True), (1024.0, True), (1025.0, False), (4e-31, False), (0.0, False), (float("inf"), False)],
+)
+def test_only_usual_factors_are_plausible(number: float, *, expected: bool) -> None:
+    assert is_plausible(number) is expected
 
 
 def test_long_ranges_are_cut() -> None:
