@@ -65,8 +65,8 @@ class Meanwhile:
             self.thread.join()
 
     def trace(self, frame: Any, event: str, value: Any) -> Any:
-        """Count the lines of the function's own code."""
-        if self.started or not is_own(frame.f_code.co_filename):
+        """Count the lines of the function's own code, but not those that a launch of Triton runs."""
+        if self.started or (event == "call" and (not is_own(frame.f_code.co_filename) or is_in_launch(frame))):
             return None
         self.line -= event == "line"
         if self.line > 0:
@@ -81,6 +81,14 @@ class Meanwhile:
             self.started = True
             self.thread.start()
             self.thread.join(5.0)
+
+
+def is_in_launch(frame: Any) -> bool:
+    """Return whether Triton's code has called the code of a frame."""
+    triton = str(Path(str(sys.modules["triton"].__file__)).parent) if "triton" in sys.modules else ""
+    while frame is not None and not (triton and frame.f_code.co_filename.startswith(triton)):
+        frame = frame.f_back
+    return frame is not None
 
 
 def is_own(file: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from fuzz_attn.owners import owner_of
+from fuzz_attn.owners import is_in_library, owner_of
 
 _POLL_SECONDS: Final = 0.05
 _STANDING_SECONDS: Final = 1.0
@@ -29,7 +29,7 @@ class AtLine:
 
     def __init__(self, line: int, act: Callable[[], object]) -> None:
         self._line, self._act = line, act
-        self._own: dict[CodeType, bool] = {}
+        self._owners: dict[CodeType, str] = {}
 
     def around(self, call: Callable[[], Any]) -> Any:
         """Return the result of a call."""
@@ -42,8 +42,7 @@ class AtLine:
 
     def _trace(self, frame: FrameType, event: str, value: Any) -> Any:
         """Count the target's own lines; at the one that is wanted, act."""
-        own = self._own.setdefault(frame.f_code, owner_of(frame.f_code.co_filename) == "target")
-        if not own or self._line <= 0:
+        if self._line <= 0 or (event == "call" and (self._owner(frame) != "target" or self._is_in_launch(frame))):
             return None
         if event == "line":
             self._line -= 1
@@ -52,6 +51,28 @@ class AtLine:
                 self._act()
                 return None
         return self._trace
+
+    def _owner(self, frame: FrameType) -> str:
+        """Return whose frame it is: ``launch`` for one of Triton or of the harness, which stands for it."""
+        code = frame.f_code
+        if code not in self._owners:
+            launch = is_in_library(code.co_filename, "triton", "") or owner_of(code.co_filename) == "harness"
+            self._owners[code] = "launch" if launch else owner_of(code.co_filename)
+        return self._owners[code]
+
+    def _is_in_launch(self, frame: FrameType) -> bool:
+        """Return whether a frame is part of a launch in a target: a hook, or what compiling a kernel imports.
+
+        It runs only where a kernel is compiled, and while locks of the compiler are held.
+        """
+        launch, caller = False, frame.f_back
+        while caller is not None and caller.f_code is not AtLine.around.__code__:
+            owner = self._owner(caller)
+            if launch and owner == "target":
+                return True
+            launch = launch or owner == "launch"
+            caller = caller.f_back
+        return False
 
 
 class Meanwhile:
