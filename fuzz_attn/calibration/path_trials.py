@@ -99,7 +99,7 @@ class _Trials:
             if outcome != "same":
                 return outcome, why
         # With many keys, wrong numbers are a failure that the campaign finds: an argument that changes nothing for few
-        # keys is no convention. But a launcher may return the states of its splits and leave the merging to the caller.
+        # keys is not a convention. But a launcher may return the states of its splits, which the caller has to merge.
         return ("same", "") if self._long is None else self._tried(self._long, name, value, _left_unwritten)
 
     def _right_ones(self) -> Iterator[Experiment]:
@@ -170,7 +170,7 @@ class _Trials:
     def _tried(
         self, usual: Experiment, name: str, value: PathValue, difference: Callable[[Experiment, Experiment], str]
     ) -> tuple[Outcome, str]:
-        """Return what a value does to a launch, and why it is no path: among others the difference that it makes."""
+        """Return what a value does to a launch, and why it is not a path: for example the difference that it makes."""
         hints = changed(usual.case.launch, arguments=((name, value),))
         other = Experiment(replace(usual.case, launch=hints), self._target, self._backend)
         try:

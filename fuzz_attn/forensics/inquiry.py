@@ -59,7 +59,7 @@ from fuzz_attn.properties.experiment import Experiment
 
 MOST_FINDINGS: Final = 4
 NO_ROUNDING: Final = 1000.0
-"""Errors beyond so many bounds are hardly those of an arithmetic that is only less exact."""
+"""Errors larger than so many bounds are hardly rounding errors."""
 
 CAUSES: Final[frozenset[Kind]] = frozenset(
     (

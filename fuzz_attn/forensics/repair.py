@@ -69,7 +69,7 @@ LIKELIEST: Final = 1.0
 AS_LIKELY: Final = 0.5
 """How much higher the rank of another change may be, for it to be named too."""
 MOSTLY: Final = 0.95
-"""Share of the launches that were right in which a far other number shows that what mends the rest is chance."""
+"""With a very different number in this share of the launches that were right, a change mends the rest by chance."""
 MOSTLY_UNLIKELY: Final = 0.5
 """The same for an unlikely change, such as one that adds a variable."""
 UNLIKELY: Final = 3.0
@@ -283,7 +283,7 @@ class RepairSearch:
             return None
 
     def _more_failing(self, number: int) -> list[Trial]:
-        """Return at most so many further near cases that fail, where few of the first ones do."""
+        """Return up to so many more near cases that fail, if few of the first ones do."""
         found: list[Trial] = []
         for first in range(NEAR + FRESH + 1, NEAR + FRESH + MORE_NEAR + 1):
             if len(found) >= number:

@@ -561,7 +561,7 @@ class _Proposer(SiteValues):
         for number, words in ((2.0, "2"), (0.5, "0.5"), (-1.0, "-1"), (LOG2_E, "log2(e)"), (1 / LOG2_E, "ln(2)")):
             new = binary_in_words("*", self.old, words)
             yield Change(f"* {words}", self.old, new, 3, partial(_times, number))
-        # Softmax has any number subtracted, so that a maximum divided by another number would mend by chance.
+        # Softmax is right with any number in place of the maximum, so dividing a maximum would only hide a mistake.
         adds = self.is_result and self.operation.name == "tt.reduce" and reduction_of(self.operation) == "sum"
         for other in self.named("f32"):
             words = self.words(other)

@@ -22,7 +22,7 @@ from fuzz_attn.simulator.switches import BY_FLOW, Site
 from fuzz_attn.ttir.ir import Location, Operation, Type, Value
 
 _FAR: Final = 40
-"""Operations behind which a value is no part of an address any more."""
+"""A value that so many operations lie before an address does not count as part of it."""
 _OF_OFFSETS: Final = frozenset({"arith.addi", "arith.muli"})
 _NAMELESS: Final = SHAPES | CASTS | {"arith.constant"}
 

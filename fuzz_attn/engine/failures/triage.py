@@ -341,7 +341,7 @@ def is_same(known: KnownFailure, new: KnownFailure) -> bool:
     contracts of arguments that are read wrongly in the same way. Of one class, it is if the same poison reaches the
     output, if it has the known one's trigger, or if the known one has its trigger and needs as much or more, apart from
     nuances and from how long or large the cases are. What a known one needs that could not be shrunk in full is
-    unknown. A failure that passes in the simulator is no bug of logic.
+    unknown. A failure that passes in the simulator is not a bug of logic.
     """
     if (known.found.only_here and new.found.is_logic) or (known.found.is_logic and new.found.only_here):
         return False
