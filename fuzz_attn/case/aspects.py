@@ -620,6 +620,9 @@ COMPILED_FEATURES: Final = tuple(name for name, aspect in FEATURES.items() if as
 RECIPES: Final = tuple(name for name in FEATURES if getattr(_PLAIN, name, False) is None)
 """The features that are recipes of a case."""
 
+FLAGS: Final = tuple(name for name in FEATURES if getattr(_PLAIN, name, None) is False)
+"""The features that a case has or not, with nothing else to say about them."""
+
 _IDENTIFYING: Final = tuple((name, aspect.value) for name, aspect in FEATURES.items() if aspect.identifies)
 _VALUES: Final = tuple((name, aspect.value) for name, aspect in FEATURES.items())
 _BEYOND: Final = {

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.aspects import RECIPES, first_feature_beyond
+from fuzz_attn.case.aspects import FLAGS, RECIPES, first_feature_beyond
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.changes import replace, replace_layout
 from fuzz_attn.case.compile_key import CompileKey, compile_key_of
@@ -94,12 +94,9 @@ def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
         case,
         family="unified",
         strides=msgspec.structs.replace(case.strides, cache=cache),
-        filter_by_query_len=False,
-        uint8_cache=False,
-        stale_cache=False,
-        ragged_splits=False,
         lse=None,
         launch=LaunchHints(),
+        **dict.fromkeys(FLAGS, False),
     )
     return None if inexpressible(bare, family) else replace_layout(bare, family=family)
 

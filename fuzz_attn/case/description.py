@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Final
 
-from fuzz_attn.case.aspects import FEATURES, RECIPES, Feature, words_of
+from fuzz_attn.case.aspects import FEATURES, FLAGS, RECIPES, words_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.contract_trial import lines_of
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
@@ -32,7 +32,6 @@ _SCALES: Final = {
     "expanded": "scales expanded over sequences and heads",
     "omitted": "scales of 1 omitted",
 }
-_FLAGS: Final[tuple[Feature, ...]] = ("filter_by_query_len", "uint8_cache", "stale_cache", "ragged_splits")
 _SLOTS: Final = {"nan": "NaN", "inf": "Inf", "negative_inf": "-Inf", "huge": "the largest number", "zero": "0"}
 POISONED: Final = {"keys": "dead keys", "values": "dead values", "table": "dead table entries"}
 """The parts of the input that hold poison which no kernel may read, and their words."""
@@ -72,8 +71,8 @@ def _visibility(case: AttentionCase) -> Iterator[Line]:
 
 
 def _family(case: AttentionCase) -> Iterator[Line]:
-    flags = words_of([name for name in _FLAGS if getattr(case, name)])
-    if case.family != SIMPLEST:
+    flags = words_of([name for name in FLAGS if getattr(case, name)])
+    if flags or case.family != SIMPLEST:
         yield "family", ", ".join([FAMILIES[case.family].words, *flags])
 
 

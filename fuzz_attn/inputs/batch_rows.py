@@ -170,4 +170,5 @@ def sees(case: AttentionCase, sequence: int, row: int, key: int) -> bool:
     lengths = case.sequences[sequence]
     position = case.visibility.position(row, lengths.context_len)
     seen = key in case.visibility.keys_of(position, lengths.seq_len)
-    return seen and (not isinstance(case.mask, Custom) or bool(custom_masks(case)[sequence][row, key]))
+    bits = custom_masks(case)
+    return seen and (not bits or bool(bits[sequence][row, key]))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -122,13 +122,18 @@ class AttentionTensors(CallTensors):
         return Visibility(self.window, self.mask)
 
     def mask_of(self, sequence: int) -> Masked | None:
-        """Return the bits ``[query_len, seq_len]`` of the custom mask of a sequence, on the host; None without one."""
+        """Return which keys of a sequence each row sees by bits ``[query_len, seq_len]``, on the host; None without."""
         if self.custom_mask is None:
             return None
         sizes = self.mask_sizes
         first, query_len = sum(sizes[:sequence]), self.query_lens[sequence]
         shape = query_len, query_len + self.context_lens[sequence]
         return self.custom_mask[first : first + sizes[sequence]].view(shape).cpu().numpy()
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether :meth:`mask_of` says for single keys which rows see them."""
+        return self.custom_mask is not None
 
     @property
     def mask_sizes(self) -> list[int]:
@@ -228,6 +233,15 @@ INPUT_NAMES: Final = tuple(
     entry.name for entry in dataclasses.fields(AttentionTensors) if str(entry.type).startswith("torch.Tensor")
 )
 """Every tensor that an attention call may read; some are None in most cases."""
+
+AXES: Final[dict[str, tuple[Literal["token", "head"], ...]]] = {
+    "query": ("token", "head"),
+    "new_keys": ("token", "head"),
+    "new_values": ("token", "head"),
+    "alibi_slopes": ("head",),
+    "sinks": ("head",),
+}
+"""The first axes of the inputs that have a part for each token or head; each output knows its own axes."""
 
 
 def materialise(case: AttentionCase, device: str = "cpu", stored_as: CacheFormat | None = None) -> AttentionTensors:

@@ -10,14 +10,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from fuzz_attn.inputs.storage import in_one_row, poisoned, slot_poison, tensors_over, with_rows
 from fuzz_attn.inputs.tensor_types import bits_of
-from fuzz_attn.inputs.tensors import AttentionTensors
+from fuzz_attn.inputs.tensors import AXES, AttentionTensors
 
 Change: TypeAlias = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
 """Maps stored numbers of a type, float64 ``[count, num_kv_heads, head_size]``, to others that are exact in it."""
@@ -41,15 +41,12 @@ def arranged(tensors: AttentionTensors, order: Sequence[int | None]) -> tuple[At
     seq_lens = [query_len + context_len for query_len, context_len in zip(query_lens, context_lens, strict=True)]
     changed = dataclasses.replace(
         tensors,
-        new_keys=_arranged_rows(tensors.new_keys, tokens, rows),
-        new_values=_arranged_rows(tensors.new_values, tokens, rows),
+        **_of_tokens(tensors, tokens, rows),
         answers=tuple(old is None or tensors.answers[old] for old in order) if tensors.answers else (),
         reads_packed=tuple(old is not None and tensors.reads_packed[old] for old in order)
         if tensors.reads_packed
         else (),
-        query=_arranged_rows(tensors.query, tokens, rows),
         custom_mask=_arranged_mask(tensors, order),
-        outputs={name: output.arranged(tokens, rows) for name, output in tensors.outputs.items()},
         query_start_loc=numbers_like(tensors.query_start_loc, list(accumulate(query_lens, initial=0))),
         seq_lens=numbers_like(tensors.seq_lens, seq_lens),
         block_table=_arranged_table(tensors, order),
@@ -103,8 +100,7 @@ def cut_by_keys(tensors: AttentionTensors, seed: int) -> tuple[AttentionTensors,
         table[row, : table.shape[1] - cut] = table[row, cut:].clone()
     changed = dataclasses.replace(
         tensors,
-        query=_arranged_rows(tensors.query, twice, rows),
-        outputs={name: output.arranged(twice, rows) for name, output in tensors.outputs.items()},
+        **_of_tokens(tensors, twice, rows),
         query_start_loc=numbers_like(tensors.query_start_loc, list(range(2 * len(kept) + 1))),
         seq_lens=numbers_like(tensors.seq_lens, seq_lens),
         block_table=with_rows(tensors.block_table, table, 2 * len(kept)),
@@ -148,12 +144,11 @@ def with_own_pages(tensors: AttentionTensors) -> AttentionTensors:
 
 
 def with_heads_reversed(tensors: AttentionTensors) -> AttentionTensors:
-    """Return the tensors with all heads in reverse order: KV heads with their groups, slopes and sinks."""
+    """Return the tensors with all heads in reverse order: KV heads with their groups, and what has a part for each."""
     axis = tensors.cache_format.head_axis
     near = tensors.near()
-    places = [(tensors.query, 1), (near.key_cache, axis), (near.value_cache, axis), (tensors.new_keys, 1)]
-    places += [(tensors.new_values, 1), (tensors.alibi_slopes, 0), (tensors.sinks, 0)]
-    for tensor, dim in places:
+    places = [(getattr(tensors, name), axes.index("head")) for name, axes in AXES.items() if "head" in axes]
+    for tensor, dim in (*places, (near.key_cache, axis), (near.value_cache, axis)):
         if tensor is not None:
             bits = bits_of(tensor)
             bits.copy_(bits.flip(dim))
@@ -323,12 +318,16 @@ def _places_read(tensors: AttentionTensors) -> tuple[torch.Tensor, torch.Tensor,
     return torch.cat([none, *blocks]), torch.cat([none, *slots]), torch.cat([none, *tokens])
 
 
-@overload
-def _arranged_rows(tensor: torch.Tensor, tokens: torch.Tensor, rows: int) -> torch.Tensor: ...
-@overload
-def _arranged_rows(tensor: None, tokens: torch.Tensor, rows: int) -> None: ...
-def _arranged_rows(tensor: torch.Tensor | None, tokens: torch.Tensor, rows: int) -> torch.Tensor | None:
-    return None if tensor is None else with_rows(tensor, bits_of(tensor)[tokens], rows)
+def _of_tokens(tensors: AttentionTensors, tokens: torch.Tensor, rows: int) -> dict[str, Any]:
+    """Return the outputs, and the inputs with a part for each token, with as many rows and some of the old tokens."""
+    changed: dict[str, Any] = {
+        "outputs": {name: output.arranged(tokens, rows) for name, output in tensors.outputs.items()}
+    }
+    for name, axes in AXES.items():
+        tensor = getattr(tensors, name)
+        if axes[0] == "token" and tensor is not None:
+            changed[name] = with_rows(tensor, bits_of(tensor)[tokens], rows)
+    return changed
 
 
 def _arranged_mask(tensors: AttentionTensors, order: Sequence[int | None]) -> torch.Tensor | None:

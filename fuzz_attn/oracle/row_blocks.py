@@ -42,7 +42,7 @@ class RowBlock:
     - ``visible`` bool ``[B, Q, K]``.
     - ``position`` int64 ``[B, Q]`` of the queries, ``key_position`` int64 ``[B, K]``, ``context_len`` int64 ``[B]``.
     - ``reach``, ``num_visible`` float64 ``[B, Q]``: the distance between the first and the last visible key, and the
-      number of visible keys, which is 0 where a custom mask hides all.
+      number of visible keys, which is 0 where the bits of a mask hide all.
     - ``qq_bias`` float64 ``[B, Q, K]``: 0 where masked.
     """
 
@@ -167,14 +167,14 @@ def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], stor
         matrix = _qq_bias(tensors.qq_bias.double().cpu().numpy(), row, key_position - context_len)
         seen &= matrix > -np.inf
         bias = placed(np.where(seen, matrix, 0.0))
-    if tensors.custom_mask is not None:
-        seen &= _custom_bits(tensors, spans, row, key_position)
-    if tensors.qq_bias is not None or tensors.custom_mask is not None:
+    if tensors.has_bits:
+        seen &= _bits(tensors, spans, row, key_position)
+    if tensors.qq_bias is not None or tensors.has_bits:
         num_visible = seen.sum(-1, dtype=np.float64)
         farthest = _distance(seen, keys_of_rows)
     tokens = placed(start + row)
     keys, values = store.gather(sequence, key_position)
-    if tensors.custom_mask is not None:  # keys that no row sees may hold NaN
+    if tensors.has_bits:  # keys that no row sees may hold NaN
         unseen = placed(~seen.any(1))[:, None, :, None]
         keys, values = keys.masked_fill_(unseen, 0.0), values.masked_fill_(unseen, 0.0)
     return RowBlock(
@@ -192,8 +192,8 @@ def _block(tensors: AttentionTensors, spans: list[Span], starts: list[int], stor
     )
 
 
-def _custom_bits(tensors: AttentionTensors, spans: list[Span], row: Array, key_position: Array) -> Array:
-    """Return the bits of the custom mask ``[B, Q, K]``."""
+def _bits(tensors: AttentionTensors, spans: list[Span], row: Array, key_position: Array) -> Array:
+    """Return the bits of a mask ``[B, Q, K]``."""
     masks = (tensors.mask_of(span.sequence) for span in spans)
     return np.stack(
         [
