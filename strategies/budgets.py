@@ -158,7 +158,7 @@ def budget_for(
     at most ``cached`` elements of K. A prompt has at most ``products``: its scores of all heads, times the elements of
     a head and ``SCORE``; the segments' partial outputs have a thirty-second of that.
     """
-    row, num_heads = num_kv_heads * max(key.head_size, key.value_size), num_kv_heads * key.num_queries_per_kv
+    row, num_heads = num_kv_heads * key.widest, num_kv_heads * key.num_queries_per_kv
     segments = max(0, key.launch.num_segments - 1)
     extreme = times == MOST_TIMES
     cached //= max(1, key.num_queries_per_kv // GROUP_OF_USUAL_COST)
@@ -166,7 +166,7 @@ def budget_for(
     elements = MOST_QUERY_ELEMENTS if extreme and products > SURGE_PRODUCTS else MAX_QUERY_ELEMENTS
     elements = CROWD_ELEMENTS if extreme and tokens == CROWD_TOKENS else elements
     queries = elements // (row * key.num_queries_per_kv)
-    partial = num_heads * key.launch.num_segments << (max(key.value_size, key.head_size) - 1).bit_length()
+    partial = num_heads * key.launch.num_segments << (key.widest - 1).bit_length()
     merged = min(MAX_TOTAL_ELEMENTS, products // 32) // partial - MOST_PADDED_TOKENS if partial else tokens
     tokens = min(
         tokens,

@@ -1,4 +1,4 @@
-"""Compile keys: a bounded pool of what kernels are compiled for."""
+"""Compile keys: a bounded pool of what kernels are compiled for, and keys of sizes that stand in no table of it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from hypothesis.errors import InvalidArgument
 from fuzz_attn.case.aspects import COMPILED_FEATURES, FEATURES, MASK_FEATURES, Feature, fp8_features
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, within
+from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.case.recipes import CAUSAL
 from fuzz_attn.strategies.covering_arrays import pairwise
-from fuzz_attn.strategies.draws import composite, draw_index, indices
+from fuzz_attn.strategies.draws import Sample, composite, draw_index, free_size, indices, sampled_from
 from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
 from fuzz_attn.strategies.heads import (
     SIMPLER_GROUP_SIZES,
@@ -76,6 +77,8 @@ MANY_SEGMENTS = 16
 MAX_SIMPLER = 4
 _SIMPLIFY = indices(512)
 """Only the first ``MAX_SIMPLER`` choices may simplify a field, so that few cases leave the pool."""
+
+_FREE = sampled_from((False, True, True))
 
 
 class Axis(NamedTuple):
@@ -350,6 +353,30 @@ def _splits(head_size: int, dtypes: DTypes, domain: Domain) -> bool:
 
 def _fits(tile: int, dtypes: DTypes) -> bool:
     return tile_allowed(tile, one_byte=one_byte_operands(dtypes))
+
+
+def with_free_sizes(key: CompileKey, domain: Domain, sample: Sample) -> CompileKey:
+    """Return the key with a page, a head, a group, segments and values of any size of the domain; a third of each stay.
+
+    Two in three new sizes are as likely in each octave, as small sizes have most thresholds. The others are as likely
+    anywhere in the domain.
+    """
+    piece = FAMILIES[key.family].cache.piece(key.dtypes.kv)
+    sizes: dict[str, Any] = {
+        "block_size": free_size(domain.block_sizes, 1, sample),
+        "head_size": free_size(domain.head_sizes, piece, sample),
+        "num_queries_per_kv": free_size(domain.group_sizes, 1, sample),
+    }
+    chosen = {name: size for name, size in sizes.items() if sample.draw(_FREE) and size}
+    if key.launch.num_segments:
+        chosen["launch"] = msgspec.structs.replace(key.launch, num_segments=free_size(domain.segments, 1, sample))
+    if key.value_size:
+        head_size, size = chosen.get("head_size", key.head_size), free_size(domain.value_sizes, 1, sample)
+        fitting = [each for each in (size, min(size, head_size)) if value_allowed(each, head_size, domain=domain)]
+        chosen |= {"value_size": fitting[0]} if fitting else {"head_size": key.head_size}
+    elif not value_allowed(0, chosen.get("head_size", key.head_size), domain=domain):
+        del chosen["head_size"]
+    return msgspec.structs.replace(key, **chosen)
 
 
 def plain_pairs(keys: Sequence[CompileKey]) -> tuple[CompileKey, ...]:

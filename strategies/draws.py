@@ -15,6 +15,8 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from hypothesis import strategies as st
 
+from fuzz_attn.case.domain import sizes_of
+
 Ex = TypeVar("Ex")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -151,3 +153,25 @@ def draw_index(draw: st.DrawFn, size: int) -> int:
     digits = -(-size // EVEN)
     width = -(-size // digits)
     return min(draw(indices(digits)) * width + draw(indices(width)), size - 1)
+
+
+_STEPS: Final = 2**12
+_EVENLY: Final = sampled_from((False, True, True))
+
+
+def free_size(bounds: tuple[int, ...], step: int, sample: Sample) -> int:
+    """Return a multiple of a step within the bounds of a domain; 0 where there is none.
+
+    Two in three are as likely in each octave, the others anywhere.
+    """
+    sizes = sizes_of(bounds)
+    if not isinstance(sizes, range):
+        listed = [size for size in sizes if size % step == 0]
+        return listed[sample.index(len(listed))] if listed else 0
+    first, last = -(-sizes[0] // step), sizes[-1] // step
+    if first > last:
+        return 0
+    place = sample.index(_STEPS) / _STEPS
+    if sample.draw(_EVENLY):
+        return min(last, int(first * ((last + 1) / first) ** place)) * step
+    return (first + int((last + 1 - first) * place)) * step

@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
-from fuzz_attn.case.aspects import Feature
+from fuzz_attn.case.aspects import STATED, Feature
 from fuzz_attn.case.domain import ALIBI_KINDS, Domain
 from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.parts import DTypes, Scales, Sequence
@@ -201,7 +201,8 @@ def terms(domain: Domain) -> dict[Feature, st.SearchStrategy[Any]]:
         "qq_bias": qq_biases(inner_strides=domain.allows("inner_strides")),
         "sinks": sinks(),
     }
-    return drawn | ({"lse": sampled_from((domain.lse,))} if domain.allows("lse") else {})
+    stated = {name: sampled_from((getattr(domain, field),)) for name, field in STATED.items() if domain.allows(name)}
+    return drawn | stated
 
 
 FP8_SCALES = (1.0, 2.0, 0.5, 0.3, 1.7, 3.0, 0.125, 11.0, 2.0**5, 2.0**-8)

@@ -107,8 +107,7 @@ def heads_of(key: CompileKey) -> st.SearchStrategy[HeadLayout]:
     longest = MOST_PAGE_ELEMENTS // key.block_size
     if FAMILIES[key.family].cache.is_latent:
         return _one_kv_head(key.num_queries_per_kv, key.head_size, key.value_size)
-    largest = max(key.head_size, key.value_size)
-    layouts = _head_layouts(key.num_queries_per_kv, largest, longest, served=serves(key))
+    layouts = _head_layouts(key.num_queries_per_kv, key.widest, longest, served=serves(key))
     return _with_values(layouts, key.head_size, key.value_size) if key.value_size else layouts
 
 

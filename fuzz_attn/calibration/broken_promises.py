@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fuzz_attn.backends.backend import Backend
-from fuzz_attn.calibration.easy_cases import Size, plain_case, sizes, value_size_for
-from fuzz_attn.case import changes
-from fuzz_attn.case.aspects import FEATURES, Feature, all_features_of, fp8_features, with_feature
+from fuzz_attn.calibration.easy_cases import Size, plain_case, sizes
+from fuzz_attn.case.aspects import FEATURES, STATED, Feature, all_features_of, fp8_features, with_feature
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain, unpromised
 from fuzz_attn.case.parts import Strides
@@ -58,16 +57,20 @@ class BrokenPromises:
         return frozenset(sites)
 
     def _with_and_without(self, feature: Feature, size: Size) -> tuple[AttentionCase, AttentionCase] | None:
-        """Return an easy case with a feature and without; None where the target promises no such case."""
+        """Return an easy case with a feature and without; None where the target promises no such case.
+
+        The easiest case of some targets has the feature already.
+        """
         domain = self.target.domain
         plain = replace(plain_case(domain.family, size), stale_cache=False)
         try:
-            case = _with(feature, plain, domain)
+            case = plain if feature in all_features_of(plain) else _with(feature, plain, domain)
+            without = FEATURES[feature].without(plain)
         except CaseError:
             return None
         if case is None or feature not in all_features_of(case) or unpromised(case, domain):
             return None
-        return case, plain
+        return case, without
 
     def _refusal_of(self, case: AttentionCase) -> Refusal | None:
         experiment = Experiment(case, self.target, self.backend, strict=False)
@@ -89,10 +92,8 @@ def _with(feature: Feature, plain: AttentionCase, domain: Domain) -> AttentionCa
     """Return an easy case with a feature in its simplest form, None for features of addresses: no host refuses them."""
     if feature in _TYPES:
         return _with_types(feature, plain, domain)
-    if feature == "lse":
-        return replace(plain, lse=domain.lse)
-    if feature == "head_size_v":
-        return changes.with_value_size(plain, value_size_for(plain.heads.head_size, domain))
+    if feature in STATED:
+        return replace(plain, **{feature: getattr(domain, STATED[feature])})
     if feature == "bias_dtypes":
         return next((replace(plain, **change) for name, change in _BIASES.items() if domain.allows(name)), None)
     if feature == "inner_strides":

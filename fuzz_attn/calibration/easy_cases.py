@@ -59,12 +59,12 @@ def sizes(domain: Domain) -> Iterator[Size]:
 
 
 def _values(head_size: int, domain: Domain) -> int:
-    """Return the size of values beside keys of a size, 0 where a target promises none of their own."""
-    return value_size_for(head_size, domain) if domain.allows("head_size_v") else 0
+    """Return the size of values beside keys of a size, 0 where a target promises none of their own.
 
-
-def value_size_for(head_size: int, domain: Domain) -> int:
-    """Return a size of values within a domain, smaller than keys if there is one, as a latent cache needs it."""
+    It is smaller than that of keys if the domain has one, as a latent cache needs it.
+    """
+    if not domain.allows("head_size_v"):
+        return 0
     fitting = (size for size in _VALUE_SIZES if within(size, domain.value_sizes) and size < head_size)
     return next(fitting, domain.value_sizes[0])
 

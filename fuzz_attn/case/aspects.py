@@ -91,7 +91,8 @@ class Aspect(NamedTuple):
 
     ``refused`` says whether a target may refuse a case for it, under another name where it is a text; a ``growing`` one
     is a size that a target may limit. ``key`` is the field of the compile key that holds its value, and ``bounds`` that
-    of a domain which bounds it. ``name`` is the argument of :func:`fuzz_attn.cases` that sets it.
+    of a domain which bounds it. ``stated`` is the field of a domain that states its only value beside the simplest.
+    ``name`` is the argument of :func:`fuzz_attn.cases` that sets it.
 
     A ``feature`` needs the ``roles`` of a binding, of several sets one, and exists in some ``families``. One that
     ``identifies`` belongs to signatures of failures and to statistics. What is not ``published`` no published signature
@@ -113,6 +114,7 @@ class Aspect(NamedTuple):
     growing: bool = False
     key: str = ""
     bounds: str = ""
+    stated: str = ""
     feature: Feature | None = None
     families: tuple[Family, ...] = get_args(Family)
     identifies: bool = True
@@ -422,7 +424,7 @@ ODDITIES: Final = (
     _feature("stale_cache", "cache without the new tokens", form=True, families=_PACKED),
     _feature("ragged_splits", "splits for each sequence", form=True, families=("token_decode",), roles=("seq_splits",)),
     _feature("lse", "log-sum-exp as a second output", compiled=True, published=False, roles=("lse",),
-             line="log-sum-exp"),
+             line="log-sum-exp", stated="lse"),
     _size("values of another size than keys", "heads.value_size", changes.with_value_size, tried=_VALUE_SIZES,
           refused="value size", key="value_size", bounds="value_sizes", feature="head_size_v", published=False,
           name="value_size"),
@@ -619,6 +621,9 @@ COMPILED_FEATURES: Final = tuple(name for name, aspect in FEATURES.items() if as
 
 RECIPES: Final = tuple(name for name in FEATURES if getattr(_PLAIN, name, False) is None)
 """The features that are recipes of a case."""
+
+STATED: Final[dict[Feature, str]] = {name: aspect.stated for name, aspect in FEATURES.items() if aspect.stated}
+"""The recipes that the domain of a target states, and its fields."""
 
 FLAGS: Final = tuple(name for name in FEATURES if getattr(_PLAIN, name, None) is False)
 """The features that a case has or not, with nothing else to say about them."""

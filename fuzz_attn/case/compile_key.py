@@ -41,6 +41,11 @@ class CompileKey(Plain, frozen=True):
         fields |= dict.fromkeys(flags, True)
         return zlib.crc32(msgspec.json.encode(fields if launch is None else {**fields, "launch": launch}))
 
+    @property
+    def widest(self) -> int:
+        """The elements of a head of keys or of values, whichever has more."""
+        return max(self.head_size, self.value_size)
+
     def has(self, feature: Feature) -> bool:
         """Return whether kernels are compiled for a feature."""
         return feature in self.compiled

@@ -9,7 +9,9 @@ from msgspec.structs import force_setattr, replace
 
 from fuzz_attn.case.aspects import (
     ALL_FEATURES,
+    FEATURES,
     FEATURES_OF,
+    STATED,
     UNPUBLISHED_FEATURES,
     VIRTUAL_FEATURES,
     Feature,
@@ -236,8 +238,10 @@ def _unpromised(case: CaseFields, domain: Domain) -> Iterator[str]:
         yield "a context"
     if domain.usual_scale and case.softmax_scale != case.heads.head_size**-0.5:
         yield "a softmax scale other than head_size**-0.5"
-    if case.lse is not None and case.lse != domain.lse:
-        yield f"a log-sum-exp {case.lse.words()}"
+    for name, field in STATED.items():
+        recipe = getattr(case, name)
+        if recipe not in (None, getattr(domain, field)):
+            yield f"a {FEATURES[name].line} {recipe.words()}"
 
 
 def _unpromised_types(case: CaseFields, domain: Domain) -> Iterator[str]:

@@ -14,7 +14,7 @@ from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.calibration.broken_promises import BrokenPromises
 from fuzz_attn.calibration.easy_cases import sizes
-from fuzz_attn.case.aspects import FEATURES_OF
+from fuzz_attn.case.aspects import FEATURES_OF, all_features_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
@@ -175,8 +175,10 @@ def test_each_promised_feature_of_a_family_has_an_easy_case(family: Family) -> N
     asked = BrokenPromises(load_target(family), _simulator())
     features = {feature for feature in FEATURES_OF[family] if asked.target.domain.allows(feature)}
     size = next(sizes(asked.target.domain))
-    found = {feature for feature in features if asked._with_and_without(feature, size) is not None}
-    assert features - found == {"large_offsets", "far_axes"} & features
+    found = {feature: pair for feature in features if (pair := asked._with_and_without(feature, size)) is not None}
+    assert features - found.keys() == {"large_offsets", "far_axes"} & features
+    for feature, (case, without) in found.items():
+        assert feature in all_features_of(case) - all_features_of(without)
 
 
 def test_a_relation_whose_other_launch_is_refused_shows_nothing() -> None:

@@ -18,10 +18,9 @@ from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.parts import DTypes, LaunchHints
-from fuzz_attn.strategies.compile_keys import MIXED_KEYS, check_key, compile_keys, key_pool
+from fuzz_attn.strategies.compile_keys import MIXED_KEYS, check_key, compile_keys, key_pool, with_free_sizes
 from fuzz_attn.strategies.draws import Sample
 from fuzz_attn.strategies.dtypes import mixed_dtypes
-from fuzz_attn.strategies.free_sizes import with_free_sizes
 from fuzz_attn.strategies.heads import GROUP_SIZES, HEAD_SIZES
 from fuzz_attn.strategies.pages import BLOCK_SIZES
 

@@ -21,9 +21,8 @@ from fuzz_attn.inputs.random_bits import Stream
 from fuzz_attn.operations.operation import ALL_SHARDS, Drawing, ExcludesKey, RoundSize, derived_seed
 from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.strategies.cases import cases
-from fuzz_attn.strategies.compile_keys import check_key, key_pool, pairs_first, plain_pairs
+from fuzz_attn.strategies.compile_keys import check_key, key_pool, pairs_first, plain_pairs, with_free_sizes
 from fuzz_attn.strategies.draws import Sample
-from fuzz_attn.strategies.free_sizes import with_free_sizes
 from fuzz_attn.strategies.kernel_variants import USUAL, KernelForm, form_of
 from fuzz_attn.strategies.memory_layouts import layout_pool
 from fuzz_attn.strategies.relation_choices import with_choices

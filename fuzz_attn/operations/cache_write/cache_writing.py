@@ -160,7 +160,7 @@ class CacheWrite(SmallOperation):
 
     def freed(self, domain: WriteDomain, key: WriteKey, sample: Sample) -> WriteKey:
         """Return the key with heads and pages of any size of the domain, but not with both large."""
-        from fuzz_attn.strategies.free_sizes import free_size  # noqa: PLC0415 - imports Hypothesis
+        from fuzz_attn.strategies.draws import free_size  # noqa: PLC0415 - imports Hypothesis
 
         head_size, page_size = (free_size(sizes, 1, sample) for sizes in (domain.head_sizes, domain.page_sizes))
         if head_size * page_size > MOST_PAGE:

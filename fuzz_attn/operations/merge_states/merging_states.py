@@ -160,7 +160,7 @@ class MergeStates(SmallOperation):
 
     def freed(self, domain: StateDomain, key: StateKey, sample: Sample) -> StateKey:
         """Return the key with heads of any size of the domain."""
-        from fuzz_attn.strategies.free_sizes import free_size  # noqa: PLC0415 - imports Hypothesis
+        from fuzz_attn.strategies.draws import free_size  # noqa: PLC0415 - imports Hypothesis
 
         return replace(key, head_size=free_size(domain.head_sizes, 1, sample))
 
