@@ -17,7 +17,7 @@ from fuzz_attn.engine.orders import Order
 from fuzz_attn.errors import TargetError
 from fuzz_attn.kernels.cache_write import cache_write
 from fuzz_attn.kernels.common.contract import ContractError
-from fuzz_attn.operations.cache_write import write_read_back
+from fuzz_attn.operations.cache_write import write_experiment
 from fuzz_attn.operations.cache_write.write_case import WriteCase, WriteDomain, described, key_pool
 from fuzz_attn.operations.registry import operation_of, operation_of_family
 from fuzz_attn.oracle.verdict import Verdict
@@ -73,8 +73,8 @@ def test_a_page_that_attention_reads_elsewhere_is_found(cache: str, monkeypatch:
     def of_the_neighbour(given: Any, token: torch.Tensor) -> torch.Tensor:
         return slot_of(given, token).roll(1)
 
-    slot_of = write_read_back.slots_of
-    monkeypatch.setattr(write_read_back, "slots_of", of_the_neighbour)
+    slot_of = write_experiment.slots_of
+    monkeypatch.setattr(write_experiment, "slots_of", of_the_neighbour)
     (verdict,) = KERNEL.judged(target, case, "read_back")
     assert (verdict.property_name, verdict.kind) == ("read_back", "mismatch")
     assert verdict.message.startswith(f"unified attention on the written {cache}: ")
