@@ -8,7 +8,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fuzz_attn.case.aspects import Feature
+from fuzz_attn.case.aspects import FLAGS, Feature
 from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS, AttentionCase
 from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain, beside
@@ -55,6 +55,8 @@ _EQUAL_ABOVE = sampled_from((MAX_TOTAL_ELEMENTS,) + (LONG,) * 63 + (MEDIUM,) * 1
 _BYTES = sampled_from((False, False, True))
 _STALE = sampled_from((False, True))
 _SEEDS = sampled_from(range(2**12))
+_FLAGS: Final[dict[Feature, Any]] = dict.fromkeys(FLAGS, True)
+"""The value of each feature that is only present or not: those that kernels are compiled for are in the key."""
 _DENSE = Strides()
 _USUAL = CallForm()
 _OFFSETS = sampled_from((0,) * 38 + LARGE_OFFSETS)
@@ -132,7 +134,7 @@ def _cases(
     tiles = (key.launch.tile_size,) if key.launch.tile_size else domain.tile_sizes
     fitting = windows(sequences=sequences, block_size=key.block_size, tile_sizes=tiles)
     window = draw(sampled_from(form.windows) if form and form.windows else fitting)
-    drawn = {name: draw(feature) for name, feature in features.items()}
+    drawn = {name: draw(feature) for name, feature in features.items()} | _FLAGS
     one_byte = one_byte_operands(key.dtypes)
     layout = _DENSE
     if left.allows("strides"):
@@ -184,7 +186,6 @@ def _cases(
         heads=heads,
         dtypes=key.dtypes,
         launch=key.launch,
-        filter_by_query_len=key.has("filter_by_query_len"),
         uint8_cache=uint8_cache,
         stale_cache=stale_cache,
         ragged_splits=ragged_splits,

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.aspects import FLAGS, RECIPES, first_feature_beyond
+from fuzz_attn.case.aspects import FLAGS, RECIPES, STATED, first_feature_beyond
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.changes import replace, replace_layout
 from fuzz_attn.case.compile_key import CompileKey, compile_key_of
@@ -89,14 +89,15 @@ def translated(case: AttentionCase, family: Family) -> AttentionCase | None:
     if (moved and is_fp8(case.dtypes.kv)) or ((moved or case.stale_cache) and not own_slots):
         return None
     cache = case.strides.cache if case.strides.cache in interface.cache.arrangements else "separate"
-    # Drops what only says how the problem reaches the kernel. The unified family can express everything else.
+    # Drops what only says how the problem reaches the kernel, and what other targets do not state. The unified family
+    # can express everything else.
     bare = replace_layout(
         case,
         family="unified",
         strides=msgspec.structs.replace(case.strides, cache=cache),
-        lse=None,
         launch=LaunchHints(),
         **dict.fromkeys(FLAGS, False),
+        **dict.fromkeys(STATED),
     )
     return None if inexpressible(bare, family) else replace_layout(bare, family=family)
 
