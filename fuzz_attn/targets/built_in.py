@@ -8,7 +8,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fuzz_attn.case.aspects import FEATURES_OF, Feature
+from fuzz_attn.binding.promises import expressible
+from fuzz_attn.binding.published import PUBLISHED
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.recipes import LogSumExp
@@ -18,59 +19,45 @@ from fuzz_attn.targets.target import Target
 _TILES: Final = (16, 32, 64, 128)
 
 
-_ABSENT: Final[frozenset[Feature]] = frozenset(("lse", "head_size_v"))
-"""Features that the kernels of these families do not have."""
-
-
 def _everything(family: Family) -> Domain:
-    """Return a domain that names each feature of a family's kernel, so that a copy of it keeps them all."""
-    interface, features = FAMILIES[family], FEATURES_OF[family] - _ABSENT
-    return Domain(family, features=features, paths=interface.paths, tile_sizes=_TILES, tile_hint=True)
+    """Return a domain that names each feature of a family's kernel, so that a copy of it keeps them all.
+
+    Those are the features whose parameters it has.
+    """
+    features, paths = expressible(PUBLISHED[family].binding), FAMILIES[family].paths
+    return Domain(family, features=features, paths=paths, tile_sizes=_TILES, tile_hint=True)
+
+
+def _with_one_size(family: Family) -> Domain:
+    """Return the same of a kernel whose values are as large as keys, which no parameter tells."""
+    domain = _everything(family)
+    return replace(domain, features=domain.features - {"head_size_v"})
 
 
 _BUILT_IN: Final[dict[str, tuple[str, Domain]]] = {
-    "unified": ("unified_attention:unified_attention", _everything("unified")),
-    "paged": ("paged_attention:paged_attention_decode", _everything("paged")),
-    "context": ("context_attention:context_attention_fwd", _everything("context")),
-    "chunked": ("chunked_prefill:chunked_prefill_paged_decode", _everything("chunked")),
-    "extend": ("extend_attention:extend_attention", replace(_everything("extend"), block_sizes=(1, 4, 16))),
+    "unified": ("unified_attention:unified_attention", _with_one_size("unified")),
+    "paged": ("paged_attention:paged_attention_decode", _with_one_size("paged")),
+    "context": ("context_attention:context_attention_fwd", _with_one_size("context")),
+    "chunked": ("chunked_prefill:chunked_prefill_paged_decode", _with_one_size("chunked")),
+    "extend": ("extend_attention:extend_attention", replace(_with_one_size("extend"), block_sizes=(1, 4, 16))),
     "mla_decode": (
         "mla_decode:mla_decode",
-        Domain(
-            "mla_decode",
-            features=FEATURES_OF["mla_decode"],
+        replace(
+            _everything("mla_decode"),
             head_sizes=(1, 576),
             value_sizes=(1, 512),
             group_sizes=(1, 128),
-            paths=FAMILIES["mla_decode"].paths,
             segments=(1, 64),
             tile_sizes=_TILES[:3],
-            tile_hint=True,
         ),
     ),
     "token_decode": (
         "token_decode:token_decode",
-        Domain(
-            "token_decode",
-            features=FEATURES_OF["token_decode"],
-            value_sizes=(1, 256),
-            block_sizes=(1, 4, 16),
-            paths=FAMILIES["token_decode"].paths,
-            segments=(1, 64),
-            tile_sizes=_TILES,
-            tile_hint=True,
-        ),
+        replace(_everything("token_decode"), block_sizes=(1, 4, 16), segments=(1, 64)),
     ),
     "varlen": (
         "varlen_attention:varlen_attention",
-        Domain(
-            "varlen",
-            features=FEATURES_OF["varlen"],
-            block_sizes=(1, 5, 12),
-            tile_sizes=_TILES,
-            tile_hint=True,
-            lse=LogSumExp(order="heads"),
-        ),
+        replace(_everything("varlen"), block_sizes=(1, 5, 12), lse=LogSumExp(order="heads")),
     ),
 }
 """Target: its launcher as module:function below ``fuzz_attn.kernels``, and its domain."""
