@@ -152,7 +152,7 @@ def logit_term(weights: Weights, block: RowBlock, output: torch.Tensor, cast: fl
     small = weights.drift <= NEGLIGIBLE_DRIFT * cast
     coarse = fine = None
     if some(small):
-        coarse = (drift @ block.value_sizes).view_as(output).addcmul_(output.abs(), weights.drift)
+        coarse = (drift @ block.magnitudes).view_as(output).addcmul_(output.abs(), weights.drift)
     if coarse is None or not every(small):
         own = weights.drift_by_key.addcmul(weights.exact, weights.cancelling, value=-1).flatten(2, 3)
         fine = _deviation_where(~small, own, block.values, output)
@@ -209,7 +209,7 @@ def _exact_sums(
     """
     if logits.equal_rows is None or not counts_exactly(tensors, model):
         return None
-    total = block.visible[:, None].double() @ block.value_sizes
+    total = block.visible[:, None].double() @ block.magnitudes
     exact, lost = logits.equal_rows & exact_columns(block, total, unit)[:, :, :, None], flushed * total[:, :, :, None]
     if model.merges_logarithms:
         sizes = _summed(_largest_weights(weights, logits), block)
@@ -329,7 +329,7 @@ def _largest_share(largest: torch.Tensor, weights: Weights, logits: Logits) -> t
 
 def _summed(weights: torch.Tensor, block: RowBlock) -> torch.Tensor:
     """Return ``sum_j w_j |v_jd|``."""
-    return (weights.flatten(2, 3) @ block.value_sizes).view(*weights.shape[:4], block.values.shape[-1])
+    return (weights.flatten(2, 3) @ block.magnitudes).view(*weights.shape[:4], block.values.shape[-1])
 
 
 def rows_by_sign(summed: torch.Tensor, tensors: AttentionTensors, model: RoundingModel) -> torch.Tensor | None:
@@ -355,7 +355,7 @@ def additions(logits: Logits, block: RowBlock, unit: float) -> torch.Tensor:
     if unit > UNIT:
         return logits.terms
     nonzero = logits.terms - logits.rescales
-    if minimum_of(block.value_sizes) == 0.0:
+    if minimum_of(block.magnitudes) == 0.0:
         seen = block.visible[:, None].double() @ (block.values != 0.0).double()
         nonzero = torch.minimum(nonzero, seen[:, :, :, None])
     return (nonzero - 1.0).clamp_min_(0.0)

@@ -225,7 +225,7 @@ def _sanitised(
     Sums of values do from ``limit`` on.
     """
     num_keys = block.values.shape[-2]
-    large = not maximum_of(block.value_sizes) * num_keys < limit
+    large = not maximum_of(block.magnitudes) * num_keys < limit
     if logits.overflows is None and not large:
         return expected, bound
     unknown = ~bound.isfinite() | ~expected.isfinite()
@@ -233,7 +233,7 @@ def _sanitised(
         unknown |= logits.overflows
     if large:
         visible = (logits.exact > -torch.inf).double().flatten(2, 3)
-        unknown |= ~(visible @ block.value_sizes < limit).view_as(expected)
+        unknown |= ~(visible @ block.magnitudes < limit).view_as(expected)
     return expected.masked_fill(unknown, 0.0), bound.masked_fill(unknown, torch.inf)
 
 

@@ -70,7 +70,7 @@ class RowBlock:
         return empty if some(empty) else None
 
     @cached_property
-    def value_sizes(self) -> torch.Tensor:
+    def magnitudes(self) -> torch.Tensor:
         """The magnitudes of the values, which several terms of the bound need."""
         return self.values.abs()
 

@@ -124,7 +124,7 @@ def _suspicion(block: RowBlock, experiment: Experiment) -> Suspicion | None:
     shape = (-1, *block.queries.shape[1:2], block.queries.shape[3], block.values.shape[-1])
     actual = tensors.outputs["out"].elements.double()
     error = (actual - reference.value).div_(factor).view(shape)[block.tokens].transpose(1, 2)[..., first::2]
-    sizes = block.value_sizes[..., first::2]
+    sizes = block.magnitudes[..., first::2]
     least = sizes.masked_fill(sizes == 0.0, torch.inf).amin(-2)[:, :, None, None]
     ratio = (error.abs() * block.num_visible[:, None, :, None, None]).div_(least)
     equal = torch.from_numpy(equal_heads(experiment.case)).to(ratio.device).view(shape[1:3])

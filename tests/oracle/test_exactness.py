@@ -206,7 +206,7 @@ def test_only_targets_that_normalise_last_have_exact_weights() -> None:
 def test_values_that_are_no_multiples_of_a_grid_are_not_exact() -> None:
     tensors = materialise(case_of(UniformScores(), 3000, values=NormalValues(), key_marks=False))
     (block,) = row_blocks(tensors)
-    assert not bool(exact_columns(block, block.value_sizes.sum(-2, keepdim=True), 2.0**-24).any())
+    assert not bool(exact_columns(block, block.magnitudes.sum(-2, keepdim=True), 2.0**-24).any())
 
 
 def one_row(values: np.ndarray[Any, Any]) -> RowBlock:
