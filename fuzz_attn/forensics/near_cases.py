@@ -28,7 +28,16 @@ PLAIN: Final = 1000
 """The first number of near cases that begin without what a failure needs; most of them are short."""
 
 LONG: Final = 5
-"""The last digit of the number of near cases with more than a tile of query tokens, or of keys."""
+"""The last digit of the number of near cases from there on with more than a tile of query tokens, or of keys."""
+
+TURN: Final = 12
+"""Of so many near cases below that number, one is long too, and has another number of segments."""
+OF_LONG: Final = 8
+OF_VALUES: Final = 3
+VALUE_SIZES: Final = (24, 40, 8)
+"""Sizes of values in a near case, of which at least one is neither that of the case nor that of its keys."""
+SEGMENTS: Final = (7, 5)
+"""Numbers of segments of which most are without keys in a short sequence, and none is a power of two."""
 
 
 class Kind(Protocol):
@@ -61,6 +70,7 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
     mixed = number % 5 == 3  # sequences of every length, which other kernels may answer
     apart = FAMILIES[case.family].decodes_apart and not mixed
     far = bool(case.strides.far or case.pages.first_block)  # rows of which each needs memory of its own
+    is_long = number < PLAIN and number % TURN == OF_LONG
     sequences = []
     for _ in range(chance.choice((1, 2, 3))):
         one = chance.choice(case.sequences)
@@ -71,12 +81,15 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
             several = query_len > 1 or not (apart or case.filter_by_query_len)
             sequences = [Sequence(70, min(context_len, 2)) if several else Sequence(query_len, 150)] * 2
             break
+        if is_long and query_len > 1 and not far:
+            sequences = [Sequence(70, context_len), Sequence(37, one.context_len)]
+            break
         if number >= PLAIN and number % 4 != 1:
             context_len = min(context_len, chance.randrange(4))
             sequences.append(Sequence(min(query_len, 3), context_len))
             continue
         longer: tuple[int, ...] = (context_len, context_len, context_len + chance.randrange(5), chance.randrange(20))
-        if number % 6 == 4 and not far:
+        if (number % 6 == 4 or is_long) and not far:
             longer = (context_len + 140,)
         sequences.append(Sequence(query_len, chance.choice((*longer, chance.randrange(70)))))
     near = replace(
@@ -88,7 +101,25 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
         overrides=(),
         seed=number,
     )
+    near = _in_other_segments(near) if is_long else near
+    near = _with_other_values(near) if number < PLAIN and number % TURN == OF_VALUES else near
     return _in_other_memory(_scaled(near, chance), chance) if number % 2 else near
+
+
+def _in_other_segments(case: AttentionCase) -> AttentionCase:
+    """Return the case with another number of segments, where it says how many."""
+    launch, first = case.launch, SEGMENTS[0]
+    number = SEGMENTS[1] if launch.num_segments == first else first
+    return _tried(case, launch=msgspec.structs.replace(launch, num_segments=number)) if launch.num_segments else case
+
+
+def _with_other_values(case: AttentionCase) -> AttentionCase:
+    """Return the case with other values than keys of another size, where they differ in it."""
+    heads = case.heads
+    if heads.head_size_v == heads.head_size:
+        return case
+    others = (size for size in VALUE_SIZES if size not in (heads.head_size, heads.head_size_v))
+    return _tried(case, heads=msgspec.structs.replace(heads, value_size=next(others)))
 
 
 def _scaled(case: AttentionCase, chance: random.Random) -> AttentionCase:

@@ -10,29 +10,38 @@ from __future__ import annotations
 import linecache
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
-import torch
 
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import FuzzAttnError
+from fuzz_attn.forensics.candidates import (
+    AtPlace,
+    Candidate,
+    OfArguments,
+    OfGrid,
+    OfTensor,
+    along,
+    of_arguments,
+    of_grids,
+    passed_with,
+    programs,
+)
 from fuzz_attn.forensics.explanation import Explanation, Finding, Repair
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS
 from fuzz_attn.forensics.near_cases import Kind, healthy_cases, near_cases
 from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.properties.experiment import Experiment, Launch
 from fuzz_attn.simulator.formulas import Array, Read, kind_of
-from fuzz_attn.simulator.kernel_changes import Change, changes_of
-from fuzz_attn.simulator.site_values import are_both_strides, similar
-from fuzz_attn.simulator.switches import NOT_HERE, NOWHERE, Key, Launched, Site, Switches
-from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
+from fuzz_attn.simulator.kernel_changes import OTHER_LOAD, Change, changes_of
+from fuzz_attn.simulator.switches import NOT_HERE, Grid, Key, Site, Switches
+from fuzz_attn.ttir.ir import Location
 
 LAUNCHES: Final = 2500
 """Launches in which changes are tried, some 3 ms each."""
@@ -68,107 +77,14 @@ LIKELIEST: Final = 1.0
 """The rank below which a change, such as < for <=, is shown beside a sure cause though few launches were right."""
 AS_LIKELY: Final = 0.5
 """How much higher the rank of another change may be, for it to be named too."""
-MOSTLY: Final = 0.95
-"""With a very different number in this share of the launches that were right, a change mends the rest by chance."""
-MOSTLY_UNLIKELY: Final = 0.5
-"""The same for an unlikely change, such as one that adds a variable."""
-UNLIKELY: Final = 3.0
-"""The rank from which a change is unlikely."""
 INTEGERS_LATER: Final = 1.5
 """What the rank of a change of an integer grows by where the keys are right and their weights are not."""
+MOST_PROGRAMS: Final = 32
+"""Programs more than a launch has that are tried one by one, for the fewest that make it right."""
 LOOPS: Final = 8
 """How many times as many values a changed launch may compute."""
-
-
-class OfTensor(NamedTuple):
-    """A stride or a size of a tensor that is an argument."""
-
-    tensor: str
-    what: Literal["stride", "shape"]
-    axis: int
-
-    @property
-    def words(self) -> str:
-        """The number as host code writes it."""
-        axis = f"({self.axis})" if self.what == "stride" else f"[{self.axis}]"
-        return f"{self.tensor}.{self.what}{axis}"
-
-    def of(self, tensor: Any) -> Any:
-        """Return the number, as it is for a tensor; None where that has no such axis."""
-        numbers = tuple(tensor.stride() if self.what == "stride" else tensor.shape)
-        return numbers[self.axis] if self.axis < len(numbers) else None
-
-
-Other: TypeAlias = str | int | OfTensor
-
-
-@dataclass(eq=False)
-class Candidate:
-    """A change at a place of the source, or with ``callers`` only where these calls lead to it."""
-
-    order: float
-    old: str
-    new: str
-    values: int = 0
-    """How many values the launches of all cases compute with it."""
-    steps: bool = True
-    """Whether loops and branches run as before. Else it may only avoid what is wrong, such as a second tile."""
-    longer: float = 0.0
-    """By which share more values are computed at most, where a case is right without it."""
-    right: int = 0
-    """Launches that were right without it."""
-    touched: int = 0
-    """How many of these have another value with it, and yet are right."""
-
-    counts: bool = False
-    """Whether it changes a number of a whole program, which loops and offsets are made of."""
-
-    by: float = 0.0
-    """By how much it changes such a number at most; one below 0 is none."""
-
-    @property
-    def is_sweeping(self) -> bool:
-        """Whether it changes such a number in every launch that was right, which shows little of it."""
-        return self.counts and 0 < self.right == self.touched
-
-    def is_detour(self, keys_are_right: bool) -> bool:
-        """Whether it only leads round what is wrong, as with a larger bound of a loop, or one part for all the keys.
-
-        Loops that read the right keys need no other bounds. What was right does not need far other ones either.
-        """
-        if not self.counts:
-            return False
-        far = self.by > 1
-        most = MOSTLY if self.order < UNLIKELY else MOSTLY_UNLIKELY
-        if far and self.right and self.touched >= most * self.right:
-            return True
-        return not self.steps and (keys_are_right or (far and self.longer > 0))
-
-
-@dataclass(eq=False)
-class AtPlace(Candidate):
-    """A change of a value at a place of the source, or with ``callers`` only where these calls lead to it."""
-
-    key: Key = NOWHERE
-    name: str = ""
-    callers: tuple[Location, ...] | None = None
-    places: tuple[Location, ...] = ()
-    element: str = ""
-    """The type of the value's elements."""
-    loads: bool = False
-    """Whether the value is loaded, so that another one may be another element."""
-
-
-@dataclass(eq=False)
-class OfArguments(Candidate):
-    """Other arguments of a kernel: for each name that of another one, a number to add, or that of a tensor.
-
-    Kernels that only other cases launch get them too: the same code of the host may pass them.
-    """
-
-    kernel: str = ""
-    others: tuple[tuple[str, Other], ...] = ()
-    place: Location = UNKNOWN_LOCATION
+LOOPS_OF_GRIDS: Final = 64
+"""The same for one with more programs."""
 
 
 @dataclass(eq=False)
@@ -254,6 +170,9 @@ class RepairSearch:
         if not found or failed < FEWEST_FAILED:
             return None
         first = found[0]
+        if isinstance(first, OfGrid) and first.size is None:
+            with backend.switched(self._switches):
+                first.new = programs(self._least_grid(first))
         likely = [each for each in found[1:] if each.steps == first.steps and each.order <= first.order + AS_LIKELY]
         others = [each for each in likely if place_of(each) != place_of(first)]
         told = Repair(
@@ -264,6 +183,15 @@ class RepairSearch:
         )
         avoids = not found[0].steps and not (told.is_confirmed and found[0].longer <= SLIGHTLY)
         return msgspec.structs.replace(told, avoids=avoids)
+
+    def _least_grid(self, found: OfGrid) -> Grid:
+        """Return the grid with the fewest programs along an axis with which the smallest failing case is right."""
+        axis, before, grown = found.axis, found.before, found.grid(found.before, {})
+        for number in range(before[axis] + 1, min(grown[axis], before[axis] + MOST_PROGRAMS)):
+            tried = replace(found, times=1, more=number - before[axis])
+            if self._mends(tried, self._smallest):
+                return along(before, axis, number)
+        return grown
 
     # Cases.
 
@@ -314,7 +242,8 @@ class RepairSearch:
         """Return whether a case is right with a change."""
         self._choose(candidate)
         self._switches.calls, self._differs, self._by = 0, False, 0.0
-        self._switches.most_calls = LOOPS * trial.values + 1000 if candidate is not None and trial.values else 0
+        loops = LOOPS_OF_GRIDS if isinstance(candidate, OfGrid) else LOOPS
+        self._switches.most_calls = loops * trial.values + 1000 if candidate is not None and trial.values else 0
         self.launches += 1
         before = trial.experiment
         try:
@@ -330,17 +259,28 @@ class RepairSearch:
     def _choose(self, candidate: Candidate | None) -> None:
         """Let the next launch have a change, also in kernels that are seen then for the first time."""
         self._chosen, switches = candidate, self._switches
-        switches.chosen, switches.passing = {}, None
+        switches.chosen, switches.passing, switches.growing = {}, None, None
         if isinstance(candidate, OfArguments):
             others, apart = candidate.others, self._kernels - {candidate.kernel}
-            switches.passing = lambda name, passed: passed if name in apart else _passed(passed, others)
+            switches.passing = lambda name, passed: passed if name in apart else passed_with(passed, others)
+        elif isinstance(candidate, OfGrid):
+            grown = candidate.grid
+            switches.growing = lambda name, grid, passed: grown(grid, passed) if name == candidate.kernel else grid
         elif isinstance(candidate, AtPlace):
-            for site in self._sites[candidate.key]:
+            for site in self._sites_of(candidate):
                 change = None
                 if candidate.callers is None or candidate.callers == site.callers:
                     change = self._changes_of(site).get(candidate.name)
                 if change is not None:
                     switches.chosen[site] = partial(self._changed, change)
+
+    def _sites_of(self, candidate: AtPlace) -> list[Site]:
+        """Return the sites of a change: one place of the source, or all of its line where the name says so."""
+        key = candidate.key
+        if not candidate.name.startswith(OTHER_LOAD):
+            return self._sites[key]
+        like = (sites for other, sites in self._sites.items() if other._replace(ordinal=key.ordinal) == key)
+        return [site for sites in like for site in sites]
 
     def _changed(self, change: Change, read: Read, value: Array) -> Array:
         """Return what a change gives in place of a value, and note whether that is another one."""
@@ -370,6 +310,7 @@ class RepairSearch:
             (trial for trial in trials if trial is not smallest), key=lambda one: (not one.failed, -one.size)
         )
         found: list[Candidate] = []
+        self._smallest = smallest
         useless: set[object] = set()
         until, last = time.process_time() + SECONDS, self.launches + LAUNCHES
         for candidate in self._candidates(smallest):
@@ -406,6 +347,8 @@ class RepairSearch:
 
     def _mends_with_steps(self, candidate: Candidate, trial: Trial) -> bool:
         right = self._mends(candidate, trial)
+        if isinstance(candidate, OfGrid):
+            return right  # each further program computes at least that it is not needed
         candidate.steps &= self._switches.calls == trial.values
         candidate.by = max(candidate.by, self._by)
         candidate.right += not trial.failed
@@ -434,8 +377,10 @@ class RepairSearch:
                     at.counts = kind_of(site.value.type) == "int" and not site.value.type.shape
                     found.setdefault((site.key, name, callers), at)
         self._kernels = {launched.kernel for launched in self._switches.launched}
-        arguments = [each for launched in self._switches.launched for each in _of_arguments(launched)]
-        return sorted([*found.values(), *arguments], key=self._order_of)
+        launches = self._switches.launched
+        arguments = [each for launched in launches for each in of_arguments(launched)]
+        grids = [each for launched in launches for each in of_grids(launched)]
+        return sorted([*found.values(), *arguments, *grids], key=self._order_of)
 
     def _order_of(self, candidate: Candidate) -> float:
         """Return the rank of a change, higher for one of an integer where only numbers are wrong."""
@@ -494,73 +439,12 @@ def _is_right(launch: Launch, reference: Reference) -> bool:
     return True
 
 
-# Arguments.
-
-
-def _of_arguments(launched: Launched) -> Iterator[OfArguments]:
-    """Yield other arguments of a launch: another one of the type, two exchanged, one more or less."""
-    arguments, types = launched.arguments, dict(launched.arguments.keys())
-
-    def candidate(order: float, old: str, new: str, *others: tuple[str, Other]) -> OfArguments:
-        found = OfArguments(order, old, new, kernel=launched.kernel, others=others, place=launched.location)
-        found.counts = types[others[0][0]] in ("i32", "i64")
-        return found
-
-    for ((name, type_), value), ((other, other_type), other_value) in combinations(arguments.items(), 2):
-        if type_ != other_type or _same(value, other_value) or (type_[0] == "*" and not similar(name, other)):
-            continue
-        alike = similar(name, other) and are_both_strides(name, other)
-        rank = 1.5 if alike else 5.5
-        if alike:
-            pair = ((name, other), (other, name))
-            yield candidate(rank, f"{name} and {other}", f"{other} and {name}", *pair)
-        for one, new in ((name, other), (other, name)):
-            if "stride" in one or "stride" not in new:  # a size may be passed for a stride, and hardly the reverse
-                yield candidate(rank, one, new, (one, new))
-    for (name, type_), value in arguments.items():
-        if type_ in ("i32", "i64"):
-            for number in _numbers_of_tensors(name, value, launched):
-                yield candidate(1.5, name, number.words, (name, number))
-            for step in (1, -1):
-                yield candidate(2.5, name, f"{name} {'+' if step > 0 else '-'} 1", (name, step))
-
-
-def _numbers_of_tensors(name: str, value: Any, launched: Launched) -> Iterator[OfTensor]:
-    """Yield the strides of tensors with a like name, and their sizes, which are other numbers than an argument."""
-    for (tensor, _), given in launched.arguments.items():
-        if isinstance(given, torch.Tensor) and similar(name, tensor):
-            for axis in range(given.dim()):
-                numbers = (OfTensor(tensor, "stride", axis), OfTensor(tensor, "shape", axis))
-                yield from (number for number in numbers if number.of(given) != value)
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Return whether two arguments are the same number or tensor."""
-    if isinstance(value, torch.Tensor):
-        return value is other
-    return not isinstance(other, torch.Tensor) and bool(value == other)
-
-
-def _passed(passed: dict[str, Any], others: Iterable[tuple[str, Other]]) -> dict[str, Any]:
-    """Return the arguments of a launch with others in their place."""
-    changed = dict(passed)
-    for name, other in others:
-        if name in passed and isinstance(other, int):
-            changed[name] = passed[name] + other
-        elif name in passed and isinstance(other, OfTensor):
-            number = other.of(passed[other.tensor]) if other.tensor in passed else None
-            changed[name] = passed[name] if number is None else number
-        elif name in passed and isinstance(other, str) and other in passed:
-            changed[name] = passed[other]
-    return changed
-
-
 # Words.
 
 
 def place_of(candidate: Candidate) -> Location:
     """Return the line of a change: the innermost that has a name in it which only the changed value has, or has not."""
-    if isinstance(candidate, OfArguments):
+    if isinstance(candidate, (OfArguments, OfGrid)):
         return candidate.place
     assert isinstance(candidate, AtPlace)
     changed = _names(candidate.new) ^ _names(candidate.old)
@@ -585,6 +469,8 @@ def _described(candidate: Candidate) -> tuple[str, str, str, str]:
     old = candidate.old
     if isinstance(candidate, OfArguments):
         old = f"argument {old} of {candidate.kernel}"
+    if isinstance(candidate, OfGrid):
+        old = f"{old} of {candidate.kernel}"
     return str(place), _text_of(place), old, candidate.new
 
 
@@ -613,6 +499,11 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
     if repair.avoids:
         return msgspec.structs.replace(found, repair=repair, launches=found.launches + search.launches)
     findings = found.findings
+    if isinstance(search.found[0], OfGrid):
+        findings = (_of_grid(search.found[0], repair, first), *(each for each in findings[1:]))
+        return msgspec.structs.replace(
+            found, findings=findings, repair=repair, launches=found.launches + search.launches
+        )
     told = Finding("operation", f"{repair.place}: {repair.change}", cause=f"operation: {repair.place}: {repair.change}")
     kept = tuple(each for each in findings if not contradicts(repair, search.found[0], each))
     if first.reason in _NO_CAUSES or first not in kept:
@@ -621,6 +512,15 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
         findings = (told, *findings)
     findings = findings[:MOST_FINDINGS]
     return msgspec.structs.replace(found, findings=findings, repair=repair, launches=found.launches + search.launches)
+
+
+def _of_grid(grown: OfGrid, repair: Repair, first: Finding) -> Finding:
+    """Return that a launch has too few programs, behind the words of what is never written where that is known."""
+    launch = f"{repair.place} launches {grown.kernel} with {grown.old}, and is right with {grown.new}"
+    cause = f"unwritten: too few programs of {grown.kernel} along axis {grown.axis}"
+    if first.reason != "unwritten":
+        return Finding("unwritten", f"{launch}: what the others answer is never computed", cause=cause)
+    return Finding("unwritten", f"{first.words}: {launch}", cause=cause)
 
 
 _NO_CAUSES: Final = frozenset({"unknown", "arithmetic"})

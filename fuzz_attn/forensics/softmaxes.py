@@ -315,7 +315,7 @@ def _parts_of_rows(lab: Lab, seen: Comparison) -> Iterator[Finding]:
         if not seen.usable[place] or not used.any():
             continue
         spread, usual = float(ratio[used].max() / ratio[used].min()) - 1, float(np.median(ratio[used]))
-        if spread < 0.2 * abs(usual - 1):
+        if spread < 0.2 * abs(usual - 1) and _is_of_all(seen, place, usual):
             yield _sum(row, usual, seen)
             return
         edge = _edge(ratio, used, seen, row) if used.sum() >= EVEN else None
@@ -324,6 +324,12 @@ def _parts_of_rows(lab: Lab, seen: Comparison) -> Iterator[Finding]:
             yield jump
             if not jump.vague:
                 return
+
+
+def _is_of_all(seen: Comparison, place: tuple[int, int], ratio: float) -> bool:
+    """Return whether the sum of a row's weights has the ratio of those used too: else others weigh what these lack."""
+    actual, expected = float(seen.actual[place].sum()), float(seen.expected[place].sum())
+    return abs(actual - ratio * expected) < 0.2 * abs(ratio - 1) * expected
 
 
 def _ratios(seen: Comparison, place: tuple[int, int]) -> tuple[Array, Array]:

@@ -32,7 +32,7 @@ from fuzz_attn.simulator.formulas import (
     ranked,
     variable_of,
 )
-from fuzz_attn.simulator.site_values import SiteValues, fits, reduction_of, similar
+from fuzz_attn.simulator.site_values import SUMS, SiteValues, fits, like_constants, reduction_of, similar
 from fuzz_attn.simulator.switches import Compute, Site, Switches
 from fuzz_attn.ttir.ir import Location, Operation, Value
 
@@ -52,6 +52,10 @@ _NEUTRAL: Final = {
     ("arith.subf", 1): (0.0,),
 }
 """Numbers as an operand that leave the operation out, or make nonsense of it."""
+OTHER_LOAD: Final = "other load"
+"""How the name of a change begins that may be of another operation of the line, such as another product of factors."""
+LIKE_ITS_OWN: Final = -0.5
+"""The rank of a constant with a like name, such as the size of a value for that of a key: before one more or less."""
 LOG2_E: Final = math.log2(math.e)
 _RENAMED: Final = {
     "arith.addi": ("arith.subi",),
@@ -200,7 +204,7 @@ class _Proposer(SiteValues):
         """Yield a quotient that is rounded up, where it is not."""
         operation = self.operation
         left, right = (self.words(each, 1) for each in operation.operands)
-        if self._is_for_rounding_up(*operation.operands):
+        if self.is_for_rounding_up(*operation.operands):
             return
 
         def compute(read: Read) -> Array:
@@ -208,21 +212,6 @@ class _Proposer(SiteValues):
             return self.applied(operation, [number + divisor - 1, divisor])
 
         yield self.change("rounded up", f"({left} + {right} - 1) // {right}", 0, compute)
-
-    def _is_for_rounding_up(self, number: Value, divisor: Value) -> bool:
-        """Return whether a number has grown by about its divisor, as for a quotient that is rounded up."""
-        for _ in range(2):
-            maker = self.makers.get(number)
-            if maker is None or maker.name not in _SUMS:
-                return False
-            left, right = maker.operands
-            if self.root(right) is self.root(divisor) or self.root(left) is self.root(divisor):
-                return True
-            added, size = self.number(right), self.number(divisor)
-            if added is not None and size is not None and added == size - 1:
-                return True
-            number = left
-        return False
 
     def _remainders(self) -> Iterator[Change]:
         """Yield the remainder that bits of a number are taken for, which they are for powers of two only."""
@@ -254,6 +243,8 @@ class _Proposer(SiteValues):
                 for near, rank in others:
                     if near not in _NEUTRAL.get((operation.name, index), ()):
                         yield self._with_number(index, near, rank)
+                yield from self._constants(index, number)
+            yield from self._loaded_instead(index, value)
             for other in self.alike(value):
                 if other is value or self.root(other) is self.root(value):
                     continue
@@ -276,17 +267,45 @@ class _Proposer(SiteValues):
         arrays[index] = self.axes_of(operation.operands[index], other, arrays[index])
         return self.applied(operation, arrays)
 
-    def _with_number(self, index: int, number: float, rank: int) -> Change:
+    def _with_number(self, index: int, number: float, rank: float) -> Change:
+        words = f"{number:.6g}" if isinstance(number, float) else str(number)
+        return self._with_operand_of(index, f"operand {index} number {number}", words, rank, lambda: np.asarray(number))
+
+    def _constants(self, index: int, number: float) -> Iterator[Change]:
+        """Yield other constants of the launch in place of a number, those first whose name is like its own."""
+        given = self.site.kernel.constants
+        own = [name for name, constant in given.items() if constant == number]
+        for name, constant in given.items():
+            if constant in (number, 0, 1) or not own:
+                continue
+            rank = LIKE_ITS_OWN if any(like_constants(name, each) for each in own) else 4
+            words = name.rpartition(".")[2]
+            yield self._with_operand_of(index, f"constant {name}", words, rank, partial(np.asarray, constant))
+
+    def _loaded_instead(self, index: int, value: Value) -> Iterator[Change]:
+        """Yield the number behind a pointer of a like name, in place of one that is loaded for more than this."""
+        maker = self.makers.get(self.root(value))
+        if maker is None or maker.name != "tt.load" or maker.results[0].type.shape or self.kind != "f32":
+            return
+        own = self.parameter_of(maker.operands[0])
+        for other in self.site.kernel.function.parameters:
+            if own is not None and other is not own and other.type == own.type and similar(own.name, other.name):
+                words = f"load({other.name.removeprefix('%')})"
+                element = partial(self.switches.element, other, 0)
+                yield self._with_operand_of(index, f"{OTHER_LOAD} {other.name} for {own.name}", words, 1.5, element)
+
+    def _with_operand_of(self, index: int, name: str, new: str, rank: float, number: Callable[[], Array]) -> Change:
+        """Return the operation with a number in place of an operand, which is known when the kernel runs."""
         operation = self.operation
         words = [self.words(each, 1) for each in operation.operands]
-        words[index] = f"{number:.6g}" if isinstance(number, float) else str(number)
+        words[index] = new
 
         def compute(read: Read) -> Array:
             arrays = [read(each) for each in operation.operands]
-            arrays[index] = np.full_like(arrays[index], number)
+            arrays[index] = np.full_like(arrays[index], number().reshape(-1)[0])
             return self.applied(operation, arrays)
 
-        return self.change(f"operand {index} number {number}", in_words(operation, words), rank, compute)
+        return self.change(name, in_words(operation, words), rank, compute)
 
     def _wide(self) -> Iterator[Change]:
         """Yield integers that are widened before they are multiplied, not behind."""
@@ -522,7 +541,7 @@ class _Proposer(SiteValues):
             words = f"{self.old} {'+' if step > 0 else '-'} 1"
             yield Change(f"{step:+}", self.old, words, 1.8, partial(_plus, step))
         users = self.users()
-        if self.is_result and self.operation.name in _SUMS:
+        if self.is_result and self.operation.name in SUMS:
             new = binary_in_words("max", self.old, "0")
             yield Change("max 0", self.old, new, 2.5, lambda _, value: np.maximum(value, 0))
         for other in self.named("int"):
@@ -530,7 +549,7 @@ class _Proposer(SiteValues):
             if self.root(other) is self.root(self.site.value) or other.type.shape not in ((), self.type.shape):
                 continue
             stride = "stride" in words
-            if not users <= _SUMS and number is None and not stride:
+            if not users <= SUMS and number is None and not stride:
                 for sign, name in (("+", "arith.addi"), ("-", "arith.subi")):
                     new = binary_in_words(sign, self.old, words)
                     yield self._with(f"{sign} {self.label(other)}", new, 4, BINARY[name][1], other)
@@ -628,7 +647,6 @@ def _places(operation: Operation) -> tuple[Location, ...]:
 _OF_THE_FIRST: Final = frozenset(f"arith.{name}" for name in ("divsi", "remsi", "subi", "divf", "subf"))
 """Operations on their first operand, for which the second one cannot stand."""
 _FACTORS: Final = (("*", "arith.mulf"), ("/", "arith.divf"))
-_SUMS: Final = {"arith.addi", "arith.subi"}
 
 
 def _other_numbers(number: float) -> Iterator[tuple[float, int]]:

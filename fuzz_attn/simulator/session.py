@@ -97,7 +97,7 @@ class Session:
         if is_gluon(function):
             raise UnsupportedOperation("Gluon, in which this kernel is written,", definition_of(function))
         bound = self.simulator.bind(function, arguments, keywords)
-        extents = grid_of(grid, bound.values)
+        extents = self.simulator.grid(function, bound, grid_of(grid, bound.values))
         try:
             program = self._program(function, bound)
         except LoweringError:

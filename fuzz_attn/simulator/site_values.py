@@ -23,6 +23,7 @@ from fuzz_attn.ttir.ir import Location, Operation, Type, Value
 
 _FAR: Final = 40
 """A value that so many operations lie before an address does not count as part of it."""
+SUMS: Final = frozenset({"arith.addi", "arith.subi"})
 _OF_OFFSETS: Final = frozenset({"arith.addi", "arith.muli"})
 _NAMELESS: Final = SHAPES | CASTS | {"arith.constant"}
 
@@ -120,6 +121,21 @@ class SiteValues:
             value = maker.operands[0]
             maker = self.makers.get(value)
         return value
+
+    def is_for_rounding_up(self, number: Value, divisor: Value) -> bool:
+        """Return whether a number has grown by about its divisor, as for a quotient that is rounded up."""
+        for _ in range(2):
+            maker = self.makers.get(number)
+            if maker is None or maker.name not in SUMS:
+                return False
+            left, right = maker.operands
+            if self.root(right) is self.root(divisor) or self.root(left) is self.root(divisor):
+                return True
+            added, size = self.number(right), self.number(divisor)
+            if added is not None and size is not None and added == size - 1:
+                return True
+            number = left
+        return False
 
     def users(self) -> set[str]:
         """Return the names of the operations that take the value; those that only give it axes are passed."""
@@ -275,6 +291,20 @@ def are_both_strides(name: str, other: str) -> bool:
 def similar(name: str, other: str) -> bool:
     """Return whether two names share a word."""
     return bool(_parts(name) & _parts(other))
+
+
+def like_constants(name: str, other: str) -> bool:
+    """Return whether two constants are of one thing, such as the size of a head and that of its values.
+
+    >>> like_constants("tiling.HEAD_SIZE", "HEAD_SIZE_V"), like_constants("tiling.HEAD_SIZE", "tiling.TILE_SIZE")
+    (True, False)
+    """
+    own, others = (set(each.rpartition(".")[2].lower().split("_")) - _OF_ANY for each in (name, other))
+    return bool(own & others)
+
+
+_OF_ANY: Final = frozenset({"size", "block", "num", "padded", "use", "per"})
+"""Words in names of constants that do not say of what they are."""
 
 
 def _parts(name: str) -> set[str]:

@@ -78,10 +78,11 @@ class Site:
 
 
 class KernelSites:
-    """The switches of one parsed kernel, and which operation makes each of its values."""
+    """The switches of one parsed kernel, which operation makes each of its values, and the constants it is made for."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, constants: dict[str, int]) -> None:
         self.function = function
+        self.constants = constants
         self.makers: dict[Value, Operation] = {}
         self.uses: dict[Value, int] = {}
         self.users: dict[Value, list[Operation]] = {}
@@ -163,13 +164,18 @@ class KernelSites:
         return value in self._parameters
 
 
+Grid = tuple[int, int, int]
+"""The programs of a launch along each axis."""
+
+
 @dataclass(frozen=True)
 class Launched:
-    """A launch: its kernel, its arguments by their names and types, and the line of the target that launches it."""
+    """A launch: its kernel, its arguments by their names and types, its line in the target, and its grid."""
 
     kernel: str
     arguments: dict[tuple[str, str], Any]
     location: Location
+    grid: Grid = (1, 1, 1)
 
 
 NOT_HERE: Final = (UnknownValueError, ValueError, TypeError, IndexError, OverflowError)
@@ -177,11 +183,17 @@ NOT_HERE: Final = (UnknownValueError, ValueError, TypeError, IndexError, Overflo
 
 
 class _Simulator(Simulator):
-    """A simulator that may change the arguments of a launch."""
+    """A simulator that may change the arguments and the grid of a launch."""
 
-    def __init__(self, changed: Callable[[str, Bound], Bound], **given: Any) -> None:
+    def __init__(
+        self, changed: Callable[[str, Bound], Bound], grown: Callable[[str, Bound, Grid], Grid], **given: Any
+    ) -> None:
         super().__init__(**given)
-        self._changed = changed
+        self._changed, self._grown = changed, grown
+
+    def grid(self, kernel: Any, bound: Bound, grid: Grid) -> Grid:
+        """Return the grid of a launch, or another one."""
+        return self._grown(python_function(kernel).__name__, bound, grid)
 
     def bind(
         self, kernel: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], *, constant_ones: bool = False
@@ -208,7 +220,9 @@ class Switches:
     watching: Callable[[Site, Read, Array], None] | None = None
     parsed: Callable[[Sequence[Site]], None] = lambda sites: None
     launched: list[Launched] = field(default_factory=list)
+    _constants: dict[str, int] = field(default_factory=dict)
     passing: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None
+    growing: Callable[[str, Grid, dict[str, Any]], Grid] | None = None
     most_calls: int = 0
     calls: int = 0
     _numbers: dict[tuple[Operation, int], int] = field(default_factory=dict)
@@ -224,24 +238,32 @@ class Switches:
         """Make the simulator."""
         handlers = {name: partial(self._emit, handler) for name, handler in HANDLERS.items()}
         extension = Extension(handlers, {_SWITCH: self._switched, _NOTE: self._note})
-        self.simulator = _Simulator(self._bound, extension=extension, rewrite=self._seen)
+        self.simulator = _Simulator(self._bound, self._grid, extension=extension, rewrite=self._seen)
 
     def _bound(self, kernel: str, bound: Bound) -> Bound:
         """Return a launch's arguments with those in place that are chosen."""
+        self._constants = _constants_of(bound)
         if self.passing is None:
             return bound
         names = [name for name, _ in bound.form.passed]
         passed = self.passing(kernel, dict(zip(names, bound.passed, strict=True)))
         return Bound(bound.values, [passed[name] for name in names], bound.form)
 
-    def launching(self, program: Program, bound: Bound, grid: tuple[int, int, int]) -> None:
+    def _grid(self, kernel: str, bound: Bound, grid: Grid) -> Grid:
+        """Return the grid of a launch, or the one that is chosen."""
+        if self.growing is None:
+            return grid
+        passed = zip(bound.form.passed, bound.passed, strict=True)
+        return self.growing(kernel, grid, {name: value for (name, _), value in passed})
+
+    def launching(self, program: Program, bound: Bound, grid: Grid) -> None:
         """Begin a launch: its arguments are known to changes."""
         self._now = {}
         names = [f"%{name}" for name, _ in program.parameters]
         self._arguments = dict(zip(names, scalars(bound), strict=True))
         self._tensors = dict(zip(names, bound.passed, strict=True))
         self.launched.append(
-            Launched(program.name, dict(zip(bound.form.passed, bound.passed, strict=True)), launch_line())
+            Launched(program.name, dict(zip(bound.form.passed, bound.passed, strict=True)), launch_line(), grid)
         )
 
     def element(self, parameter: Value, offset: Array | int) -> Array:
@@ -260,7 +282,7 @@ class Switches:
     def _seen(self, function: Function) -> Function:
         if function in self._known:
             return function
-        kernel = self._known[function] = KernelSites(function)
+        kernel = self._known[function] = KernelSites(function, self._constants)
         for site in kernel.sites:
             self._numbers[site.operation, site.key.operand] = len(self.sites)
             self.sites.append(site)
@@ -364,6 +386,17 @@ class Switches:
                 raise UnknownValueError
             return reshaped(maker, self._read(site, lanes, maker.operands[0]))
         return ranked(_rows_of(self._now.get(value), lanes), len(value.type.shape))
+
+
+def _constants_of(bound: Bound) -> dict[str, int]:
+    """Return the integers that a launch's program is made for, by their names."""
+    passed = {name for name, _ in bound.form.passed}
+    found: dict[str, int] = {}
+    for name, value in bound.values.items():
+        fields = getattr(value, "_asdict", None)
+        leaves = {name: value} if fields is None else {f"{name}.{each}": part for each, part in fields().items()}
+        found |= {each: part for each, part in leaves.items() if part.__class__ is int and each not in passed}
+    return found
 
 
 def _whole(array: Array, lanes: Array, type_: Type) -> Array:

@@ -14,9 +14,10 @@ from msgspec import structs
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
+from fuzz_attn.forensics.candidates import AtPlace, OfArguments
 from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, Repair
 from fuzz_attn.forensics.near_cases import healthy_cases, near_cases
-from fuzz_attn.forensics.repair import AtPlace, OfArguments, contradicts, place_of, with_repair
+from fuzz_attn.forensics.repair import contradicts, place_of, with_repair
 from fuzz_attn.operations.attention.attention import Attention
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.report.explanation_text import render

@@ -1,0 +1,235 @@
+"""Candidates: the changes that a search for a repair tries, of values in a kernel, of its arguments and its grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import torch
+
+from fuzz_attn.simulator.site_values import are_both_strides, similar
+from fuzz_attn.simulator.switches import NOWHERE, Grid, Key, Launched
+from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
+
+MOSTLY: Final = 0.95
+"""With a very different number in this share of the launches that were right, a change mends the rest by chance."""
+MOSTLY_UNLIKELY: Final = 0.5
+"""The same for an unlikely change, such as one that adds a variable."""
+UNLIKELY: Final = 3.0
+"""The rank from which a change is unlikely."""
+
+
+class OfTensor(NamedTuple):
+    """A stride or a size of a tensor that is an argument."""
+
+    tensor: str
+    what: Literal["stride", "shape"]
+    axis: int
+
+    @property
+    def words(self) -> str:
+        """The number as host code writes it."""
+        axis = f"({self.axis})" if self.what == "stride" else f"[{self.axis}]"
+        return f"{self.tensor}.{self.what}{axis}"
+
+    def of(self, tensor: Any) -> Any:
+        """Return the number, as it is for a tensor; None where that has no such axis."""
+        numbers = tuple(tensor.stride() if self.what == "stride" else tensor.shape)
+        return numbers[self.axis] if self.axis < len(numbers) else None
+
+
+Other: TypeAlias = str | int | OfTensor
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A change at a place of the source, or with ``callers`` only where these calls lead to it."""
+
+    order: float
+    old: str
+    new: str
+    values: int = 0
+    """How many values the launches of all cases compute with it."""
+    steps: bool = True
+    """Whether loops and branches run as before. Else it may only avoid what is wrong, such as a second tile."""
+    longer: float = 0.0
+    """By which share more values are computed at most, where a case is right without it."""
+    right: int = 0
+    """Launches that were right without it."""
+    touched: int = 0
+    """How many of these have another value with it, and yet are right."""
+
+    counts: bool = False
+    """Whether it changes a number of a whole program, which loops and offsets are made of."""
+
+    by: float = 0.0
+    """By how much it changes such a number at most; one below 0 is none."""
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether it changes such a number in every launch that was right, which shows little of it."""
+        return self.counts and 0 < self.right == self.touched
+
+    def is_detour(self, keys_are_right: bool) -> bool:
+        """Whether it only leads round what is wrong, as with a larger bound of a loop, or one part for all the keys.
+
+        Loops that read the right keys need no other bounds. What was right does not need far other ones either.
+        """
+        if not self.counts:
+            return False
+        far = self.by > 1
+        most = MOSTLY if self.order < UNLIKELY else MOSTLY_UNLIKELY
+        if far and self.right and self.touched >= most * self.right:
+            return True
+        return not self.steps and (keys_are_right or (far and self.longer > 0))
+
+
+@dataclass(eq=False)
+class AtPlace(Candidate):
+    """A change of a value at a place of the source, or with ``callers`` only where these calls lead to it."""
+
+    key: Key = NOWHERE
+    name: str = ""
+    callers: tuple[Location, ...] | None = None
+    places: tuple[Location, ...] = ()
+    element: str = ""
+    """The type of the value's elements."""
+    loads: bool = False
+    """Whether the value is loaded, so that another one may be another element."""
+
+
+@dataclass(eq=False)
+class OfArguments(Candidate):
+    """Other arguments of a kernel: for each name that of another one, a number to add, or that of a tensor.
+
+    Kernels that only other cases launch get them too: the same code of the host may pass them.
+    """
+
+    kernel: str = ""
+    others: tuple[tuple[str, Other], ...] = ()
+    place: Location = UNKNOWN_LOCATION
+
+
+@dataclass(eq=False)
+class OfGrid(Candidate):
+    """More programs of a kernel along an axis of its grid: some times as many and more, or the size of a tensor.
+
+    Programs that are not needed return at once, so that only a grid which is too small becomes right.
+    """
+
+    kernel: str = ""
+    axis: int = 0
+    times: int = 1
+    more: int = 0
+    size: OfTensor | None = None
+    before: Grid = (1, 1, 1)
+    place: Location = UNKNOWN_LOCATION
+
+    def grid(self, grid: Grid, arguments: dict[str, Any]) -> Grid:
+        """Return the grid of a launch with more programs."""
+        number: Any = grid[self.axis] * self.times + self.more
+        if self.size is not None:
+            tensor = arguments.get(self.size.tensor)
+            number = self.size.of(tensor) if isinstance(tensor, torch.Tensor) else None
+        return grid if number is None else along(grid, self.axis, max(int(number), grid[self.axis]))
+
+
+def along(grid: Grid, axis: int, number: int) -> Grid:
+    """Return a grid with another number of programs along an axis."""
+    x, y, z = (number if place == axis else extent for place, extent in enumerate(grid))
+    return x, y, z
+
+
+def programs(grid: Grid) -> str:
+    """Return a grid in words.
+
+    >>> programs((2, 1, 4))
+    '2 x 1 x 4 programs'
+    """
+    return f"{' x '.join(map(str, grid))} programs"
+
+
+def of_arguments(launched: Launched) -> Iterator[OfArguments]:
+    """Yield other arguments of a launch: another one of the type, two exchanged, one more or less."""
+    arguments, types = launched.arguments, dict(launched.arguments.keys())
+
+    def candidate(order: float, old: str, new: str, *others: tuple[str, Other]) -> OfArguments:
+        found = OfArguments(order, old, new, kernel=launched.kernel, others=others, place=launched.location)
+        found.counts = types[others[0][0]] in ("i32", "i64")
+        return found
+
+    for ((name, type_), value), ((other, other_type), other_value) in combinations(arguments.items(), 2):
+        if type_ != other_type or _same(value, other_value) or (type_[0] == "*" and not similar(name, other)):
+            continue
+        alike = similar(name, other) and are_both_strides(name, other)
+        rank = 1.5 if alike else 5.5
+        if alike:
+            pair = ((name, other), (other, name))
+            yield candidate(rank, f"{name} and {other}", f"{other} and {name}", *pair)
+        for one, new in ((name, other), (other, name)):
+            if "stride" in one or "stride" not in new:  # a size may be passed for a stride, and hardly the reverse
+                yield candidate(rank, one, new, (one, new))
+    for (name, type_), value in arguments.items():
+        if type_ in ("i32", "i64"):
+            for number in _numbers_of_tensors(name, value, launched):
+                yield candidate(1.5, name, number.words, (name, number))
+            for step in (1, -1):
+                yield candidate(2.5, name, f"{name} {'+' if step > 0 else '-'} 1", (name, step))
+
+
+def _numbers_of_tensors(name: str, value: Any, launched: Launched) -> Iterator[OfTensor]:
+    """Yield the strides of tensors with a like name, and their sizes, which are other numbers than an argument."""
+    for (tensor, _), given in launched.arguments.items():
+        if isinstance(given, torch.Tensor) and similar(name, tensor):
+            for axis in range(given.dim()):
+                numbers = (OfTensor(tensor, "stride", axis), OfTensor(tensor, "shape", axis))
+                yield from (number for number in numbers if number.of(given) != value)
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Return whether two arguments are the same number or tensor."""
+    if isinstance(value, torch.Tensor):
+        return value is other
+    return not isinstance(other, torch.Tensor) and bool(value == other)
+
+
+def passed_with(passed: dict[str, Any], others: Iterable[tuple[str, Other]]) -> dict[str, Any]:
+    """Return the arguments of a launch with others in their place."""
+    changed = dict(passed)
+    for name, other in others:
+        if name in passed and isinstance(other, int):
+            changed[name] = passed[name] + other
+        elif name in passed and isinstance(other, OfTensor):
+            number = other.of(passed[other.tensor]) if other.tensor in passed else None
+            changed[name] = passed[name] if number is None else number
+        elif name in passed and isinstance(other, str) and other in passed:
+            changed[name] = passed[other]
+    return changed
+
+
+GROWTHS: Final = ((2, 1), (16, 0))
+"""By which factor a grid grows, and by how much more: to a number rounded up, or to that of another unit."""
+
+
+def of_grids(launched: Launched) -> Iterator[OfGrid]:
+    """Yield more programs of a launch, along each axis."""
+    for axis, extent in enumerate(launched.grid):
+        for (name, _), tensor in launched.arguments.items():
+            sizes = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
+            for place, size in enumerate(sizes):
+                if size > extent:
+                    number = OfTensor(name, "shape", place)
+                    yield _more_programs(2.0, launched, axis, size=number)
+        for times, more in GROWTHS:
+            yield _more_programs(1.0, launched, axis, times=times, more=more)
+
+
+def _more_programs(order: float, launched: Launched, axis: int, **how: Any) -> OfGrid:
+    old = programs(launched.grid)
+    found = OfGrid(order, old, "more", kernel=launched.kernel, axis=axis, before=launched.grid, **how)
+    found.place = launched.location
+    arguments = {name: value for (name, _), value in launched.arguments.items()}
+    found.new = programs(found.grid(launched.grid, arguments))
+    return found
