@@ -158,6 +158,15 @@ class SimulatorBackend:
             self._simulator, self._launching = before
 
     @contextmanager
+    def watched(self, launching: Callable[[Program, Bound, tuple[int, int, int]], None]) -> Iterator[None]:
+        """Tell each launch, with its program, its arguments and its grid."""
+        before, self._launching = self._launching, launching
+        try:
+            yield
+        finally:
+            self._launching = before
+
+    @contextmanager
     def switched(self, switches: Switches) -> Iterator[None]:
         """Run launches with programs in which each value has a switch; they record no masks."""
         before = self._simulator, self._launching, self.parsed

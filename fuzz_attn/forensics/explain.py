@@ -20,6 +20,7 @@ from fuzz_attn.errors import CaseError, FuzzAttnError
 from fuzz_attn.forensics.explanation import Explanation, Finding, count, ranges, told_apart
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS, Inquiry
 from fuzz_attn.forensics.lab import SECONDS
+from fuzz_attn.forensics.missing_launches import missing_launch
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
@@ -174,9 +175,9 @@ def _explained(experiment: Experiment, relation: str | None) -> Explanation:
         told = _of_heads(experiment, found, until)
         if told is not None:
             return told
-    far = _of_far_pages(experiment, found)
-    if far is not None:
-        return far
+    outside = _of_missing_launch(experiment, found) or _of_far_pages(experiment, found)
+    if outside is not None:
+        return outside
     if found.findings[0].vague:
         return (
             _row_of_an_empty_sequence(experiment, found)
@@ -229,6 +230,12 @@ def _hidden_by_no_window(experiment: Experiment, found: Explanation) -> Explanat
     words = f"{found.words}; right with a window of {case.window}, which hides nothing: no window is taken for one"
     findings = (Finding("window", words), *found.findings[1:])
     return msgspec.structs.replace(found, findings=findings)
+
+
+def _of_missing_launch(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return that a kernel is not launched, where that is why rows are never written."""
+    missing = missing_launch(experiment, found.findings[0])
+    return None if missing is None else msgspec.structs.replace(found, findings=(missing, *found.findings[1:]))
 
 
 def _of_far_pages(experiment: Experiment, found: Explanation) -> Explanation | None:
