@@ -55,6 +55,12 @@ PLANTED = {
     # a quotient that is to be rounded up
     "segments_of_whole_tiles_rounded_down": r"segments\.py:32, `\(.*\) // 4` to `\(.* \+ 4 - 1\) // 4`",
     # a value times another one
+    # more programs along an axis of a grid
+    "last_block_without_a_program": r"`1 x 1 x 1 programs of kernel_context_attention` to `1 x 1 x 2 programs`",
+    # a number behind another pointer, in each product of one line
+    "scores_with_the_scale_of_values": r"blocks\.py:\d+, `.* \* v_scale` to `.* \* load\(scales\.k_scale_ptr\)`",
+    # another constant that the kernel is compiled for
+    "value_mask_of_the_key_size": r"rows\.py:\d+, `dim < 16` to `dim < HEAD_SIZE_V`",
     "table_without_row_stride": r"paged_attention\.py:\d+, `seq_idx` to `seq_idx \* block_table_stride`",
 }
 
