@@ -247,7 +247,8 @@ class Repair(Plain, frozen=True):
     ``site`` is its ``file:line`` and ``source`` the text of that line. ``old`` is what stands there and ``new`` what
     should, both in words of the source. ``launches`` counts those that were tried, ``failed`` those of them that were
     wrong before. ``alternatives`` are changes elsewhere that do the same. With ``avoids`` loops or branches run in
-    another way, so that the mistake may be elsewhere and only does not show.
+    another way, so that the mistake may be elsewhere and only does not show. ``called_at`` is the call for which the
+    change is made, where it is made for no other.
     """
 
     site: str
@@ -258,6 +259,7 @@ class Repair(Plain, frozen=True):
     failed: int
     alternatives: tuple[str, ...] = ()
     avoids: bool = False
+    called_at: str = ""
 
     @property
     def is_confirmed(self) -> bool:
@@ -272,7 +274,8 @@ class Repair(Plain, frozen=True):
     @property
     def change(self) -> str:
         """The change in words."""
-        return f"`{self.old}` to `{self.new}`"
+        called = f" where {self.called_at} calls it" if self.called_at else ""
+        return f"`{self.old}` to `{self.new}`{called}"
 
     @property
     def sentence(self) -> str:

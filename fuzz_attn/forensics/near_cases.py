@@ -82,7 +82,10 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
             sequences = [Sequence(70, min(context_len, 2)) if several else Sequence(query_len, 150)] * 2
             break
         if is_long and query_len > 1 and not far:
-            sequences = [Sequence(70, context_len), Sequence(37, one.context_len)]
+            first_len = context_len + (
+                140 if number > TURN else 0
+            )  # several tiles a segment, in its own number of them
+            sequences = [Sequence(70, first_len), Sequence(37, context_len)]
             break
         if number >= PLAIN and number % 4 != 1:
             context_len = min(context_len, chance.randrange(4))
@@ -101,7 +104,7 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
         overrides=(),
         seed=number,
     )
-    near = _in_other_segments(near) if is_long else near
+    near = _in_other_segments(near) if is_long and number < TURN else near
     near = _with_other_values(near) if number < PLAIN and number % TURN == OF_VALUES else near
     return _in_other_memory(_scaled(near, chance), chance) if number % 2 else near
 

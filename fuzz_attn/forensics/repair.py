@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -63,8 +64,8 @@ FEWEST_FAILED: Final = 3
 """Launches that must have failed before, for a change to be no coincidence."""
 MOST_CONFIRMED: Final = 5
 """Changes that mend the near cases and are tried on further ones."""
-IN_A_CALL: Final = 0.5
-"""What the rank of a change grows by that is made only where one call leads."""
+IN_A_CALL: Final = 1.5
+"""What the rank of a change grows by that is made only where one call leads: what is right for other calls is right."""
 VISITS: Final = 6
 """Values at a site by which changes are told apart: of those that give the same, only one is tried where it fails."""
 SLIGHTLY: Final = 0.5
@@ -111,9 +112,18 @@ Differing: TypeAlias = dict[Site, dict[str, Change]]
 def _by_likelihood(candidate: Candidate) -> tuple[int, int, float, float]:
     """Return what orders changes that mend all: one that makes loops run longer comes last, the longest of them."""
     order = candidate.order + _is_guess(candidate)
-    if candidate.steps or candidate.longer <= SLIGHTLY:
+    if candidate.steps or _is_of_loop(candidate):
         return (int(not candidate.steps), 0, order, candidate.by)
     return (2, candidate.values, order, candidate.by)
+
+
+def _is_of_loop(candidate: Candidate) -> bool:
+    """Return whether a change mends a loop, and does not only avoid what is wrong by other steps.
+
+    Where launches that were right run longer or shorter with it, it must be a likely one, of one step more or less.
+    """
+    likely = candidate.order <= LIKELIEST and candidate.by <= 1
+    return not candidate.longer or (likely and candidate.longer <= SLIGHTLY)
 
 
 def _is_guess(candidate: Candidate) -> bool:
@@ -179,10 +189,12 @@ class RepairSearch:
             *_described(found[0]),
             launches=len(trials) + len(fresh),
             failed=failed,
+            called_at=_called_at(found[0]),
             alternatives=tuple(_in_short(each) for each in others[:1]),
         )
-        avoids = not found[0].steps and not (told.is_confirmed and found[0].longer <= SLIGHTLY)
-        return msgspec.structs.replace(told, avoids=avoids)
+        return msgspec.structs.replace(
+            told, avoids=not (found[0].steps or (told.is_confirmed and _is_of_loop(found[0])))
+        )
 
     def _least_grid(self, found: OfGrid) -> Grid:
         """Return the grid with the fewest programs along an axis with which the smallest failing case is right."""
@@ -472,6 +484,14 @@ def _described(candidate: Candidate) -> tuple[str, str, str, str]:
     if isinstance(candidate, OfGrid):
         old = f"{old} of {candidate.kernel}"
     return str(place), _text_of(place), old, candidate.new
+
+
+def _called_at(candidate: Candidate) -> str:
+    """Return the line of the call where a change is made only there; empty for others."""
+    if not isinstance(candidate, AtPlace) or not candidate.callers:
+        return ""
+    call = candidate.callers[0]
+    return "" if call == place_of(candidate) else f"{Path(call.file).name}:{call.line}"
 
 
 def _in_short(candidate: Candidate) -> str:

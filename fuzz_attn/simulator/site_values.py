@@ -251,6 +251,8 @@ def _is_computed(site: Site, value: Value) -> bool:
     uses = (user for user in users if user.location == maker.location)
     is_part = any(user.variable == maker.variable and user.name not in _NAMELESS for user in uses)
     is_passed = any(maker.location in user.callers for user in users)  # to a function that this line calls
+    if any(len(user.callers) > len(maker.callers) for user in users):  # or that lines before it begin to call
+        is_passed |= not re.search(rf"\b{re.escape(maker.variable)}\b[^=]*=", _line(maker.location))
     return not value.type.pointer and maker.name not in _NAMELESS and not is_part and not is_passed
 
 
