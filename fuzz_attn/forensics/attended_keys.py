@@ -14,7 +14,7 @@ import numpy as np
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.recipes import Chunks, Custom, Lookahead
+from fuzz_attn.case.recipes import Chunks, Custom, Full, Lookahead
 from fuzz_attn.forensics.explanation import (
     OR,
     Finding,
@@ -594,6 +594,12 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
         (from_chunk and context > 1, "causal", as_if, first_row),
         (custom and missing == [row.position], "mask", "its own, whose bit of the custom mask is 1", True),
         (
+            missing == [row.position] and isinstance(case.mask, (Full, Lookahead)),
+            "window" if window or isinstance(case.mask, Lookahead) else "tile",
+            "its own, though it sees keys behind it too",
+            True,
+        ),
+        (
             missing == [row.position],
             "causal",
             "its own, which causality allows",
@@ -627,9 +633,14 @@ def _edges(
         False,
     )
     yield each_ends, "segment", "each the last of a tile or of a part of its keys", False
-    yield segment, "segment", f"a segment of its keys is lost, in tiles of {tile}", False
-    yield begins and (last == visible[-1] or ends), "tile", f"tiles of {tile} keys begin at key {first}", False
-    yield first == visible[0] and ends, "tile", f"a tile of {tile} keys ends with key {last}", False
+    known = bool(case.launch.tile_size)  # else a launcher may choose larger tiles, and parts of several
+    begin = (
+        f"tiles of {tile} keys begin at key {first}" if known else f"a tile or part of its keys begins at key {first}"
+    )
+    end = f"a tile of {tile} keys ends with key {last}" if known else f"a tile or part of its keys ends with key {last}"
+    yield segment, "segment", "a segment of its keys is lost" + f", in tiles of {tile}" * known, False
+    yield begins and (last == visible[-1] or ends), "tile", begin, False
+    yield first == visible[0] and ends, "tile", end, False
     yield (last + 1) % page == 0, "page", f"key {last} is the last of a page of {page}", False
     yield first % page == 0, "page", f"a page of {page} begins at key {first}", False
     yield last == visible[-1], "tail", "the last that it sees", False

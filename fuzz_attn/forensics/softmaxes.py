@@ -374,4 +374,4 @@ def _jump(row: Row, ratio: Array, used: Array, edge: int, seen: Comparison) -> F
     vague = min(len(before), len(after)) == 1  # the score of that key may be wrong
     if seen.case.launch.path == "3d" or packed[edge] != packed[edge - 1]:
         return Finding("segment", f"{what}: two parts are merged with wrong weights", vague)
-    return Finding("tile", f"{what}: an earlier tile or segment is not rescaled", vague)
+    return Finding("tile", f"{what}: an earlier tile or segment is not rescaled rightly", vague)
