@@ -171,12 +171,34 @@ def of_arguments(launched: Launched) -> Iterator[OfArguments]:
         for one, new in ((name, other), (other, name)):
             if "stride" in one or "stride" not in new:  # a size may be passed for a stride, and hardly the reverse
                 yield candidate(rank, one, new, (one, new))
+    for tensor, names in _strides_by_tensor(launched).items():
+        own = tuple((name, OfTensor(tensor, "stride", axis)) for axis, name in enumerate(names))
+        given = {name: value for (name, _), value in arguments.items()}
+        wrong = [(name, stride) for name, stride in own if stride.of(given[tensor]) not in (None, given[name])]
+        if len(wrong) > 1:
+            old, new = (
+                " and ".join(words) for words in zip(*((name, each.words) for name, each in wrong), strict=True)
+            )
+            yield candidate(1.4, old, new, *own)
     for (name, type_), value in arguments.items():
         if type_ in ("i32", "i64"):
             for number in _numbers_of_tensors(name, value, launched):
                 yield candidate(1.5, name, number.words, (name, number))
             for step in (1, -1):
                 yield candidate(2.5, name, f"{name} {'+' if step > 0 else '-'} 1", (name, step))
+
+
+def _strides_by_tensor(launched: Launched) -> dict[str, list[str]]:
+    """Return the arguments that are the strides of each tensor, in their order, which is that of its axes."""
+    found: dict[str, list[str]] = {}
+    tensors = {name for (name, _), value in launched.arguments.items() if isinstance(value, torch.Tensor)}
+    for name, _ in launched.arguments:
+        prefix, stride, _ = name.partition("stride")
+        for tensor in (f"{prefix}ptr", prefix.rstrip("._")):
+            if stride and tensor in tensors:
+                found.setdefault(tensor, []).append(name)
+                break
+    return found
 
 
 def _numbers_of_tensors(name: str, value: Any, launched: Launched) -> Iterator[OfTensor]:

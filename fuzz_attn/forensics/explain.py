@@ -20,7 +20,7 @@ from fuzz_attn.errors import CaseError, FuzzAttnError
 from fuzz_attn.forensics.explanation import Explanation, Finding, count, ranges, told_apart
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS, Inquiry
 from fuzz_attn.forensics.lab import SECONDS
-from fuzz_attn.forensics.missing_launches import missing_launch
+from fuzz_attn.forensics.missing_launches import missing_launch, small_block
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
@@ -233,8 +233,9 @@ def _hidden_by_no_window(experiment: Experiment, found: Explanation) -> Explanat
 
 
 def _of_missing_launch(experiment: Experiment, found: Explanation) -> Explanation | None:
-    """Return that a kernel is not launched, where that is why rows are never written."""
-    missing = missing_launch(experiment, found.findings[0])
+    """Return that a kernel is not launched, or with too small blocks, where that is why rows are never written."""
+    first = found.findings[0]
+    missing = missing_launch(experiment, first) or small_block(experiment, first)
     return None if missing is None else msgspec.structs.replace(found, findings=(missing, *found.findings[1:]))
 
 

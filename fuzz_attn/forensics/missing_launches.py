@@ -1,14 +1,18 @@
-"""Missing launches: kernels that a target does not launch for a batch, though rows of it need them."""
+"""Missing launches: kernels that a target does not launch though rows need them, or launches with too small blocks."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.errors import CaseError, FuzzAttnError
-from fuzz_attn.forensics.explanation import Finding, count
+from fuzz_attn.forensics.explanation import Finding, count, rows_of_case
+from fuzz_attn.forensics.lab import Array
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.simulator.switches import constants_of
 
 LONGER = 8
 """Keys by which a sequence that joins the batch is longer than the others."""
@@ -47,6 +51,39 @@ def _joined_by(experiment: Experiment, sequence: Sequence) -> Experiment | None:
         return None if other.first.error else other
     except (CaseError, FuzzAttnError):
         return None
+
+
+def small_block(experiment: Experiment, found: Finding) -> Finding | None:
+    """Return that only the first query heads of each KV head are answered, with a block that holds as many."""
+    group, unwritten = experiment.case.heads.num_queries_per_kv, _unwritten_rows(experiment)
+    if found.reason != "unwritten" or not found.words.endswith("never written") or not unwritten.any():
+        return None
+    places = {(row.head % group, bool(unwritten[row.token, row.head])) for row in rows_of_case(experiment.case)}
+    answered = min(place for place, lost in places if lost)
+    if not answered or places != {(place, place >= answered) for place in range(group)}:
+        return None
+    words = f"{found.words}: only the first {answered} of the {group} query heads of a KV head are answered"
+    names = sorted({name for name, number in _block_sizes(experiment) if number == answered})
+    words += f", as many as {names[0]} of the launch" if names else ""
+    return Finding("unwritten", words, cause="unwritten: only the first query heads of a KV head are answered")
+
+
+def _unwritten_rows(experiment: Experiment) -> Array:
+    """Return bool ``[num_tokens, num_query_heads]``, or nothing where the output has other axes."""
+    output = experiment.first.tensors.outputs.get("out")
+    if output is None or output.unwritten.dim() != 3:
+        return np.zeros(0, dtype=np.bool_)
+    rows: Array = output.unwritten.all(dim=-1).cpu().numpy()
+    return rows
+
+
+def _block_sizes(experiment: Experiment) -> set[tuple[str, int]]:
+    """Return the constants of all launches whose names are those of blocks, with their numbers."""
+    backend, found = experiment.backend, set[tuple[str, int]]()
+    if isinstance(backend, SimulatorBackend):
+        with backend.watched(lambda program, bound, grid: found.update(constants_of(bound).items())):
+            experiment.launch_tensors(experiment.again())
+    return {(name.rpartition(".")[2], number) for name, number in found if "BLOCK" in name.upper()}
 
 
 def launched(experiment: Experiment) -> frozenset[str]:

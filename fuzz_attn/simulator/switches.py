@@ -242,7 +242,7 @@ class Switches:
 
     def _bound(self, kernel: str, bound: Bound) -> Bound:
         """Return a launch's arguments with those in place that are chosen."""
-        self._constants = _constants_of(bound)
+        self._constants = constants_of(bound)
         if self.passing is None:
             return bound
         names = [name for name, _ in bound.form.passed]
@@ -388,7 +388,7 @@ class Switches:
         return ranked(_rows_of(self._now.get(value), lanes), len(value.type.shape))
 
 
-def _constants_of(bound: Bound) -> dict[str, int]:
+def constants_of(bound: Bound) -> dict[str, int]:
     """Return the integers that a launch's program is made for, by their names."""
     passed = {name for name, _ in bound.form.passed}
     found: dict[str, int] = {}
