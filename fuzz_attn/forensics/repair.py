@@ -112,12 +112,12 @@ Differing: TypeAlias = dict[Site, dict[str, Change]]
 def _by_likelihood(candidate: Candidate) -> tuple[int, int, float, float]:
     """Return what orders changes that mend all: one that makes loops run longer comes last, the longest of them."""
     order = candidate.order + _is_guess(candidate)
-    if candidate.steps or _is_of_loop(candidate):
+    if candidate.steps or is_of_loop(candidate):
         return (int(not candidate.steps), 0, order, candidate.by)
     return (2, candidate.values, order, candidate.by)
 
 
-def _is_of_loop(candidate: Candidate) -> bool:
+def is_of_loop(candidate: Candidate) -> bool:
     """Return whether a change mends a loop, and does not only avoid what is wrong by other steps.
 
     Where launches that were right run longer or shorter with it, it must be a likely one, of one step more or less.
@@ -193,7 +193,7 @@ class RepairSearch:
             alternatives=tuple(_in_short(each) for each in others[:1]),
         )
         return msgspec.structs.replace(
-            told, avoids=not (found[0].steps or (told.is_confirmed and _is_of_loop(found[0])))
+            told, avoids=not (found[0].steps or (told.is_confirmed and is_of_loop(found[0])))
         )
 
     def _least_grid(self, found: OfGrid) -> Grid:

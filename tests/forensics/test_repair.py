@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec import structs
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.forensics.candidates import AtPlace, OfArguments
+from fuzz_attn.forensics.candidates import AtPlace, OfArguments, of_arguments, of_grids
 from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, Repair
 from fuzz_attn.forensics.near_cases import healthy_cases, near_cases
-from fuzz_attn.forensics.repair import contradicts, place_of, with_repair
+from fuzz_attn.forensics.repair import contradicts, is_of_loop, place_of, with_repair
 from fuzz_attn.operations.attention.attention import Attention
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.report.explanation_text import render
 from fuzz_attn.report.printing import text_of
 from fuzz_attn.simulator.formulas import in_words
+from fuzz_attn.simulator.switches import Launched
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.ttir.ir import Location, Operation
 
@@ -117,6 +119,44 @@ def test_a_change_that_leads_round_a_mistake_is_a_detour(
     for name, value in changes.items():
         setattr(change, name, value)
     assert change.is_detour(keys_are_right) is is_detour
+
+
+@pytest.mark.parametrize(
+    ("changes", "leads_round"),
+    [
+        ({}, True),
+        ({"longer": 0.0}, False),
+        ({"order": 0.0, "by": 1.0}, False),
+        ({"order": 0.0, "by": 1.0, "longer": 0.6}, True),
+        ({"order": 0.0, "by": 2.0}, True),
+        ({"order": 1.8, "by": 1.0}, True),
+    ],
+)
+def test_a_change_of_right_launches_loops_is_a_way_round_unless_it_is_a_likely_step(
+    changes: dict[str, Any], leads_round: bool
+) -> None:
+    change = AtPlace(1.8, "tiles", "tiles + 2", steps=False, longer=0.1, by=2.0)
+    for name, value in changes.items():
+        setattr(change, name, value)
+    assert leads_round is not is_of_loop(change)
+
+
+def test_a_grid_grows_along_one_axis_to_the_size_of_a_tensor_at_most_where_that_is_larger() -> None:
+    launched = Launched("kernel", {("out.ptr", "*fp32"): torch.zeros(2, 5)}, Location("call.py", 7), (2, 3, 1))
+    grown = [each.grid(launched.grid, {"out.ptr": torch.zeros(2, 5)}) for each in of_grids(launched)]
+    assert {(5, 3, 1), (2, 5, 1), (2, 3, 2), (2, 3, 5)} <= set(grown)
+    assert all(sum(new != old for new, old in zip(grid, launched.grid, strict=True)) == 1 for grid in grown)
+
+
+def test_the_strides_of_a_tensor_are_one_change_where_several_are_those_of_another_one() -> None:
+    names = [("k.ptr", "*fp32"), ("k.stride_token", "i64"), ("k.stride_head", "i64")]
+    launched = Launched("kernel", dict(zip(names, (torch.zeros(2, 3, 4), 20, 5), strict=True)), Location("call.py", 7))
+    words = [(each.old, each.new) for each in of_arguments(launched)]
+    assert ("k.stride_token and k.stride_head", "k.ptr.stride(0) and k.ptr.stride(1)") in words
+
+
+def test_a_change_for_one_call_is_said_with_that_call() -> None:
+    assert "`score / softcap` where b.py:9 calls it" in structs.replace(REPAIR, called_at="b.py:9").sentence
 
 
 def test_nothing_is_changed_on_a_backend_without_switches() -> None:
