@@ -109,12 +109,15 @@ class Trial:
 Differing: TypeAlias = dict[Site, dict[str, Change]]
 
 
-def _by_likelihood(candidate: Candidate) -> tuple[int, int, float, float]:
-    """Return what orders changes that mend all: one that makes loops run longer comes last, the longest of them."""
+def _by_likelihood(candidate: Candidate) -> tuple[int, int, float, int, float]:
+    """Return what orders changes that mend all: one that makes loops run longer comes last, the longest of them.
+
+    Of equally likely ones, that comes first which changes values in the fewest launches that were right.
+    """
     order = candidate.order + _is_guess(candidate)
     if candidate.steps or is_of_loop(candidate):
-        return (int(not candidate.steps), 0, order, candidate.by)
-    return (2, candidate.values, order, candidate.by)
+        return (int(not candidate.steps), 0, order, candidate.touched, candidate.by)
+    return (2, candidate.values, order, candidate.touched, candidate.by)
 
 
 def is_of_loop(candidate: Candidate) -> bool:
