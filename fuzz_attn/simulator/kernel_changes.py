@@ -216,16 +216,19 @@ class _Proposer(SiteValues):
     def _remainders(self) -> Iterator[Change]:
         """Yield the remainder that bits of a number are taken for, which they are for powers of two only."""
         left, right = self.operation.operands
-        number = self.number(right)
-        if number is None:
+        number, maker = self.number(right), self.makers.get(self.root(right))
+        less_one = maker is not None and maker.name == "arith.subi" and self.number(maker.operands[1]) == 1
+        if maker is None or (number is None and not less_one):
             return
-        divisor = int(number) + 1
+        divisor = maker.operands[0] if number is None else None
 
         def compute(read: Read) -> Array:
             array = read(left)
-            return BINARY["arith.remsi"][1](array, np.full_like(array, divisor))
+            by = np.asarray(int(number or 0) + 1) if divisor is None else read(divisor)
+            return BINARY["arith.remsi"][1](array, np.broadcast_to(by, array.shape).astype(array.dtype))
 
-        yield self.change("remainder", f"{self.words(left, 1)} % {divisor}", 1, compute)
+        words = str(int(number or 0) + 1) if divisor is None else self.words(divisor, 1)
+        yield self.change("remainder", f"{self.words(left, 1)} % {words}", 1, compute)
 
     def _on(self, operation: Operation, operands: list[Value], read: Read) -> Array:
         return self.again(operation, read, operands)
