@@ -88,7 +88,7 @@ class Run:
     """The events of a campaign whose worker finds failures and whose other worker explains them."""
 
     def __init__(
-        self, folder: Path, gpu: FakeWorker, simulator: FakeWorker, cases: int = 600, seconds: float | None = None
+        self, folder: Path, gpu: FakeWorker, simulator: FakeWorker, cases: int = 150, seconds: float | None = None
     ) -> None:
         self.events: list[Event] = []
         self.folder = folder / "saved" / "fake"
