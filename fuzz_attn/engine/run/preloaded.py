@@ -1,10 +1,15 @@
 """The program of a run's fork server: it has imported what the processes of a run need, and they are forks of it.
 
-None of it imports Triton, for which a worker chooses a backend first; that includes most of the simulator.
+None of it imports Triton, for which a worker chooses a backend first; that includes most of the simulator. But Triton's
+library is loaded, which is the same for all backends.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import importlib.util
+from pathlib import Path
 from typing import Final
 
 from fuzz_attn.workers.fork_server import serve
@@ -15,8 +20,12 @@ PROGRAM: Final = "fuzz_attn.engine.run.preloaded"
 def import_all() -> None:
     """Import torch, and what shards, workers and the compile stage run."""
     # ruff: noqa: F401, PLC0415 - imported for the forks, and nowhere else
-    import torch
+    import statistics  # Triton imports it
 
+    import torch
+    import torch.utils._device
+
+    import fuzz_attn.binding.unusual_call
     import fuzz_attn.engine.campaign
     import fuzz_attn.engine.compiling.pool
     import fuzz_attn.engine.run.run_plan
@@ -27,9 +36,23 @@ def import_all() -> None:
     import fuzz_attn.oracle.reference
     import fuzz_attn.simulator.codegen.generator
     import fuzz_attn.simulator.execution
+    import fuzz_attn.simulator.process_memory
+    import fuzz_attn.targets.arithmetic
     import fuzz_attn.targets.built_in
+    import fuzz_attn.targets.keeping
     import fuzz_attn.targets.loading
     import fuzz_attn.workers.worker
+
+    load_library_of_triton()
+
+
+def load_library_of_triton() -> None:
+    """Load the library that Triton's modules will import, which takes a quarter of the time of a fork's import of Triton."""
+    found = importlib.util.find_spec("triton")
+    package = Path(found.origin).parent if found and found.origin else None
+    for path in package.glob("_C/libtriton*.so") if package else ():
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(str(path))
 
 
 if __name__ == "__main__":
