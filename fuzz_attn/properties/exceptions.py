@@ -18,8 +18,6 @@ from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.owners import Owner, owner_of
 from fuzz_attn.properties.refusal import Refusal, Stage
 from fuzz_attn.targets import target
-from fuzz_attn.ttir.lowering import rejection_of
-from fuzz_attn.ttir.triton_compat import is_unknown_option
 
 REFUSING: Final = (AssertionError, ValueError, NotImplementedError, TypeError)
 """Exceptions with which host code refuses its arguments. Others, such as an IndexError, are failures."""
@@ -30,6 +28,10 @@ def refusal_by(raised: BaseException, text: str, *, launched: bool) -> Refusal |
 
     ``text`` is the exception's text. ``launched`` says whether the target had tried a launch or written its output.
     """
+    # Not at the top, because these import Triton: a fork server imports this module, and no Triton.
+    from fuzz_attn.ttir.lowering import rejection_of  # noqa: PLC0415
+    from fuzz_attn.ttir.triton_compat import is_unknown_option  # noqa: PLC0415
+
     rejection = rejection_of(raised)
     if rejection is not None:
         message = rejection.reason or rejection.source

@@ -25,7 +25,7 @@ def import_all() -> None:
     import torch
     import torch.utils._device
 
-    import fuzz_attn.binding.unusual_call
+    import fuzz_attn.calibration.calibrate
     import fuzz_attn.engine.campaign
     import fuzz_attn.engine.compiling.pool
     import fuzz_attn.engine.run.run_plan
@@ -34,6 +34,7 @@ def import_all() -> None:
     import fuzz_attn.oracle.comparison
     import fuzz_attn.oracle.emulation
     import fuzz_attn.oracle.reference
+    import fuzz_attn.properties.check
     import fuzz_attn.simulator.codegen.generator
     import fuzz_attn.simulator.execution
     import fuzz_attn.simulator.process_memory
@@ -41,13 +42,14 @@ def import_all() -> None:
     import fuzz_attn.targets.built_in
     import fuzz_attn.targets.keeping
     import fuzz_attn.targets.loading
+    import fuzz_attn.ttir.parser
     import fuzz_attn.workers.worker
 
     load_library_of_triton()
 
 
 def load_library_of_triton() -> None:
-    """Load the library that Triton's modules will import, which takes a quarter of the time of a fork's import of Triton."""
+    """Load the library that Triton's modules will import, a quarter of the time that a fork takes to import them."""
     found = importlib.util.find_spec("triton")
     package = Path(found.origin).parent if found and found.origin else None
     for path in package.glob("_C/libtriton*.so") if package else ():
