@@ -134,6 +134,8 @@ class Locations:
         defined = (line.partition(" = loc(") for line in text.splitlines() if line.startswith("#loc"))
         self._aliases = {name: location[:-1] for name, _, location in defined}
         self._known: dict[str, Location] = {}
+        self._chains: dict[str, tuple[Location, ...]] = {}
+        self._names: dict[str, str] = {}
 
     def resolve(self, text: str) -> Location:
         """Return the source line of a location, given what stands between the brackets of `loc(...)`."""
@@ -144,6 +146,12 @@ class Locations:
 
     def chain(self, text: str) -> tuple[Location, ...]:
         """Return the source line of a location and those of the calls around it, the innermost first."""
+        known = self._chains.get(text)
+        if known is None:
+            known = self._chains[text] = self._chain(text)
+        return known
+
+    def _chain(self, text: str) -> tuple[Location, ...]:
         if text.startswith("#"):
             target = self._aliases.get(text)
             return () if target is None else self.chain(target)
@@ -155,6 +163,12 @@ class Locations:
 
     def name(self, text: str) -> str:
         """Return the name that the source gives what is computed at a location; empty for a part of an expression."""
+        known = self._names.get(text)
+        if known is None:
+            known = self._names[text] = self._name(text)
+        return known
+
+    def _name(self, text: str) -> str:
         if text.startswith("#"):
             target = self._aliases.get(text)
             return "" if target is None else self.name(target)
