@@ -283,11 +283,16 @@ class RepairSearch:
             switches.growing = lambda name, grid, passed: grown(grid, passed) if name == candidate.kernel else grid
         elif isinstance(candidate, AtPlace):
             for site in self._sites_of(candidate):
-                change = None
                 if candidate.callers is None or candidate.callers == site.callers:
-                    change = self._changes_of(site).get(candidate.name)
-                if change is not None:
-                    switches.chosen[site] = partial(self._changed, change)
+                    switches.chosen[site] = partial(self._changed_at, site, candidate.name)
+
+    def _changed_at(self, site: Site, name: str, read: Read, value: Array) -> Array:
+        """Return what a change gives in place of a value at a site, or that value where the site has no such change.
+
+        Only here are the changes of the site made: most are tried in one of the twenty kernels of the cases.
+        """
+        change = self._changes_of(site).get(name)
+        return value if change is None else self._changed(change, read, value)
 
     def _sites_of(self, candidate: AtPlace) -> list[Site]:
         """Return the sites of a change: one place of the source, or all of its line where the name says so."""
