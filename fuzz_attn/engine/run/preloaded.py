@@ -1,15 +1,10 @@
 """The program of a run's fork server: it has imported what the processes of a run need, and they are forks of it.
 
-None of it imports Triton, for which a worker chooses a backend first; that includes most of the simulator. But Triton's
-library is loaded, which is the same for all backends.
+None of it imports Triton, for which a worker chooses a backend first; that includes most of the simulator.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import importlib.util
-from pathlib import Path
 from typing import Final
 
 from fuzz_attn.workers.fork_server import serve
@@ -44,17 +39,6 @@ def import_all() -> None:
     import fuzz_attn.targets.loading
     import fuzz_attn.ttir.parser
     import fuzz_attn.workers.worker
-
-    load_library_of_triton()
-
-
-def load_library_of_triton() -> None:
-    """Load the library that Triton's modules will import, a quarter of the time that a fork takes to import them."""
-    found = importlib.util.find_spec("triton")
-    package = Path(found.origin).parent if found and found.origin else None
-    for path in package.glob("_C/libtriton*.so") if package else ():
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(str(path))
 
 
 if __name__ == "__main__":
