@@ -5,7 +5,7 @@ The weights are recovered from its outputs for unit vectors as values. With all 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -194,6 +194,8 @@ ATTENDED: Final = 0.3
 """Share of a row's largest weight from which a cell counts as attended; all scores are equal."""
 TWICE: Final = 1.6
 """Weights beyond this many times the smallest are those of keys that count twice."""
+TELLING_BITS: Final = 6
+"""Bits of later sequences from which those of another one are no chance."""
 EVEN: Final = 0.05
 """How far a number may be from a whole one, and weights from each other."""
 MOST_SURPLUS: Final = 256
@@ -386,26 +388,34 @@ def _uneven(reading: Reading, found: Recovered, case: AttentionCase) -> Finding 
 
 
 def mask_row_findings(found: Recovered, case: AttentionCase) -> list[Finding]:
-    """Return that the rows of a custom mask are read as if they had another length, if that gives what is attended.
+    """Return that the rows of a custom mask are read as if they had another length, or as if they began elsewhere.
 
-    It is vague where several lengths do.
+    Only if that gives what is attended. It is vague where several lengths do, or few bits tell.
     """
     bits = custom_masks(case)
     if not bits:
         return []
-    memory, rows = np.concatenate([each.reshape(-1) for each in bits]), rows_of_case(case)
-    starts = np.cumsum([0, *(each.size for each in bits)])
-    lengths = set(range(2 * case.max_seq_len + 2))
-    for row in rows:
-        seq_len = case.sequences[row.sequence].seq_len
-        own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
-        weights = np.nan_to_num(found.actual[row.token, row.head, own])
-        attended = weights > ATTENDED * max(float(weights.max(initial=0.0)), 1e-6)
-        for length in tuple(lengths):
-            places = starts[row.sequence] + row.query * (seq_len + length - case.max_seq_len) + np.arange(row.end)
-            read = memory[np.clip(places, 0, len(memory) - 1)] != 0
-            if not np.array_equal(read & (places >= 0), attended):
-                lengths.discard(length)
+    memory, starts = np.concatenate([each.reshape(-1) for each in bits]), np.cumsum([0, *(each.size for each in bits)])
+
+    def reads(first: Callable[[Row], int]) -> bool:
+        """Return whether the bits from a place on, for each row another one, give what it attends."""
+        for row in rows_of_case(case):
+            own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
+            weights = np.nan_to_num(found.actual[row.token, row.head, own])
+            places = first(row) + np.arange(row.end)
+            read = (memory[np.clip(places, 0, len(memory) - 1)] != 0) & (places >= 0)
+            if not np.array_equal(read, weights > ATTENDED * max(float(weights.max(initial=0.0)), 1e-6)):
+                return False
+        return True
+
+    def of_length(length: int) -> Callable[[Row], int]:
+        added = length - case.max_seq_len
+        return lambda row: starts[row.sequence] + row.query * (case.sequences[row.sequence].seq_len + added)
+
+    lengths = [length for length in range(2 * case.max_seq_len + 2) if reads(of_length(length))]
+    if len(bits) > 1 and not lengths and reads(lambda row: row.query * case.sequences[row.sequence].seq_len):
+        words = "the custom mask of each sequence is read from the first bit of all, which is that of sequence 0"
+        return [Finding("mask", words, vague=len(memory) - starts[1] < TELLING_BITS)]
     wrong = sorted(length - case.max_seq_len for length in lengths if length != case.max_seq_len)
     if not wrong or case.max_seq_len in lengths:
         return []

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from fuzz_attn.case.aspects import FEATURES_OF
+from fuzz_attn.case.aspects import FEATURES, FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.changes import with_head_size
 from fuzz_attn.case.description import describe
@@ -175,7 +175,11 @@ def _explained(experiment: Experiment, relation: str | None) -> Explanation:
         told = _of_heads(experiment, found, until)
         if told is not None:
             return told
-    outside = _of_missing_launch(experiment, found) or _of_far_pages(experiment, found)
+    outside = (
+        _of_missing_launch(experiment, found)
+        or _of_far_pages(experiment, found)
+        or _of_unwritten_parts(experiment, found)
+    )
     if outside is not None:
         return outside
     if found.findings[0].vague:
@@ -237,6 +241,26 @@ def _of_missing_launch(experiment: Experiment, found: Explanation) -> Explanatio
     first = found.findings[0]
     missing = missing_launch(experiment, first) or small_block(experiment, first)
     return None if missing is None else msgspec.structs.replace(found, findings=(missing, *found.findings[1:]))
+
+
+def _of_unwritten_parts(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return with which features a kernel reads what none has written, where the case passes without one of them."""
+    first, case = found.findings[0], experiment.case
+    if first.reason != "unwritten" or all(each.kind != "uninitialised" for each in experiment.first.observations):
+        return None
+    needed = []
+    for aspect in FEATURES.values():
+        if aspect.present(case) and not aspect.virtual:
+            try:
+                plain = aspect.without(case)
+            except CaseError:
+                continue
+            if _failures_of(experiment.with_target(plain, experiment.target)) == []:
+                needed.append(aspect.words)
+    if not needed:
+        return None
+    words = f"{first.words}; right without: {', '.join(needed)}"
+    return msgspec.structs.replace(found, findings=(msgspec.structs.replace(first, words=words), *found.findings[1:]))
 
 
 def _of_far_pages(experiment: Experiment, found: Explanation) -> Explanation | None:

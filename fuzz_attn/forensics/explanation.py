@@ -282,9 +282,8 @@ class Repair(Plain, frozen=True):
         """The change with its place, and how many launches it makes right."""
         other = f", or {self.alternatives[0]}" if self.alternatives else ""
         tried = f"{self.launches} of {self.launches} launches right, {self.failed} of which were wrong"
-        what = (
-            "A change that avoids it, with other loops or branches" if self.avoids else "A change that makes it right"
-        )
+        avoids = "A change that avoids it, though the mistake may be elsewhere"
+        what = avoids if self.avoids else "A change that makes it right"
         return f"{what}: {self.place}, {self.change}{other} ({tried})"
 
 

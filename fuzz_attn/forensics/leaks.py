@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import torch
 
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.forensics.accesses import SMALLEST_BLOCK
 from fuzz_attn.forensics.attended_keys import MOST_LAUNCHES, Kind, kind_of_cell, place_words
 from fuzz_attn.forensics.explanation import Finding, Reason, Row, keys, rows_of_case
 from fuzz_attn.forensics.lab import PACKED, Array, Lab, by_row, clear, distinct, without_scores
@@ -80,14 +82,20 @@ def _from_keys(lab: Lab, rows: list[Row]) -> Finding | None:
         suspects = half
     if _reached(lab, suspects, [row], last_column_only=True) is None:
         place = place_words((int(lab.cells.block[suspects[0]]), int(lab.cells.slot[suspects[0]])), lab.cells)
-        size = lab.case.heads.head_size
         words = (
             f"{row.words}, head {row.head}, reads columns of the key in {place}, a dead slot, as those of another key"
         )
-        why = "a wrong stride or offset of K" if size & (size - 1) == 0 else "the head size is not masked"
-        return Finding("address", f"{words}: {why} (poison)")
+        masked = "the head size is not masked, or " if _is_padded(lab.case) else ""
+        return Finding("address", f"{words}: {masked}a wrong stride or offset of K (poison)")
     found = _finding(lab, row, suspects, "key", "whose score is not masked")
     return msgspec.structs.replace(found, vague=row.position < 2)
+
+
+def _is_padded(case: AttentionCase) -> bool:
+    """Return whether blocks of a kernel have more columns than a head, or than a part of one."""
+    heads = case.heads
+    sizes = {heads.head_size, heads.head_size_v, abs(heads.head_size - heads.head_size_v)} - {0}
+    return any(size < SMALLEST_BLOCK or size & (size - 1) for size in sizes)
 
 
 def _reached(lab: Lab, cells: Array, rows: list[Row], *, last_column_only: bool = False) -> Row | None:

@@ -34,6 +34,9 @@ TURN: Final = 12
 """Of so many near cases below that number, one is long too, and has another number of segments."""
 OF_LONG: Final = 8
 OF_VALUES: Final = 3
+OF_HEADS: Final = 10
+HEAD_SIZES: Final = (24, 16)
+"""Sizes of heads in some near cases: with one column, or a full block, much is the same by chance."""
 VALUE_SIZES: Final = (24, 40, 8)
 """Sizes of values in a near case, of which at least one is neither that of the case nor that of its keys."""
 SEGMENTS: Final = (7, 5)
@@ -82,10 +85,8 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
             sequences = [Sequence(70, min(context_len, 2)) if several else Sequence(query_len, 150)] * 2
             break
         if is_long and query_len > 1 and not far:
-            first_len = context_len + (
-                140 if number > TURN else 0
-            )  # several tiles a segment, in its own number of them
-            sequences = [Sequence(70, first_len), Sequence(37, context_len)]
+            longer_by = 140 if number > TURN else 0  # several tiles a segment, in its own number of them
+            sequences = [Sequence(70, context_len + longer_by), Sequence(37, context_len)]
             break
         if number >= PLAIN and number % 4 != 1:
             context_len = min(context_len, chance.randrange(4))
@@ -106,6 +107,7 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
     )
     near = _in_other_segments(near) if is_long and number < TURN else near
     near = _with_other_values(near) if number < PLAIN and number % TURN == OF_VALUES else near
+    near = _with_other_heads(near) if number < PLAIN and number % TURN == OF_HEADS else near
     return _in_other_memory(_scaled(near, chance), chance) if number % 2 else near
 
 
@@ -123,6 +125,14 @@ def _with_other_values(case: AttentionCase) -> AttentionCase:
         return case
     others = (size for size in VALUE_SIZES if size not in (heads.head_size, heads.head_size_v))
     return _tried(case, heads=msgspec.structs.replace(heads, value_size=next(others)))
+
+
+def _with_other_heads(case: AttentionCase) -> AttentionCase:
+    """Return the case with heads of another size, where values have the same one."""
+    if case.heads.value_size:
+        return case
+    size = next(size for size in HEAD_SIZES if size != case.heads.head_size)
+    return _tried(case, heads=msgspec.structs.replace(case.heads, head_size=size))
 
 
 def _scaled(case: AttentionCase, chance: random.Random) -> AttentionCase:

@@ -195,9 +195,17 @@ class RepairSearch:
             called_at=_called_at(found[0]),
             alternatives=tuple(_in_short(each) for each in others[:1]),
         )
-        return msgspec.structs.replace(
-            told, avoids=not (found[0].steps or (told.is_confirmed and is_of_loop(found[0])))
-        )
+        mends = first.steps or (told.is_confirmed and is_of_loop(first))
+        return msgspec.structs.replace(told, avoids=not mends or self._only_reads_less(first))
+
+    def _only_reads_less(self, candidate: Candidate) -> bool:
+        """Return whether a change may only keep a kernel from reading what none has written: outputs do not tell.
+
+        So do other loops and offsets, in the kernel that reads or in the one that writes.
+        """
+        seen = self.experiment.first.observations
+        integer = candidate.counts or (isinstance(candidate, AtPlace) and candidate.element in ("i32", "i64"))
+        return integer and any(each.kind == "uninitialised" for each in seen)
 
     def _least_grid(self, found: OfGrid) -> Grid:
         """Return the grid with the fewest programs along an axis with which the smallest failing case is right."""
@@ -519,10 +527,7 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
     repair = search.repair()
     if repair is None:
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
-    sure = first.reason not in _NO_CAUSES and not first.vague
-    likeliest = search.found[0].order
-    weak = not repair.is_confirmed or search.found[0].is_sweeping
-    if sure and weak and likeliest >= (LIKELY if repair.failed >= MANY_FAILED else LIKELIEST):
+    if is_chance(repair, search.found[0], first):
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
     if repair.avoids:
         return msgspec.structs.replace(found, repair=repair, launches=found.launches + search.launches)
@@ -540,6 +545,19 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
         findings = (told, *findings)
     findings = findings[:MOST_FINDINGS]
     return msgspec.structs.replace(found, findings=findings, repair=repair, launches=found.launches + search.launches)
+
+
+def is_chance(repair: Repair, candidate: Candidate, first: Finding) -> bool:
+    """Return whether a sure cause is known, and a change is too weak or too odd to stand beside it.
+
+    Such as a factor of one half in a sum that is explained otherwise, which gives the same numbers.
+    """
+    sure = first.reason not in _NO_CAUSES and not first.vague
+    weak = not repair.is_confirmed or candidate.is_sweeping
+    if sure and weak and candidate.order >= (LIKELY if repair.failed >= MANY_FAILED else LIKELIEST):
+        return True
+    told = first.reason in _OF_NUMBERS and not contradicts(repair, candidate, first)
+    return sure and told and candidate.order >= LIKELY
 
 
 def _of_grid(grown: OfGrid, repair: Repair, first: Finding) -> Finding:

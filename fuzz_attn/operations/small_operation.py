@@ -40,6 +40,14 @@ MOST_FAR: Final = 256
 """Indices of a far axis at most; with more, no stride would be that of a far axis."""
 
 
+OTHER_SIZES: Final = (24, 16)
+"""Sizes of heads in some cases near a failing one: with one column, or a full block, much is the same by chance."""
+OF_OTHER_SIZE: Final = 3
+"""Of so many cases near a failing one, one has heads of another size."""
+WIDE_SPREAD: Final = 60.0
+"""The spread of log-sum-exps of which some have no weight beside others."""
+
+
 def always(case: Any, domain: Any) -> bool:
     """Return that a relation holds."""
     return True
@@ -279,3 +287,12 @@ def when(
 
 def _with(case: Any, value: Any, *, name: str) -> Any:
     return replace(case, **{name: value})
+
+
+def near_size(size: int, number: int) -> int:
+    """Return the size of a head in the near case of a number.
+
+    >>> near_size(1, 1), near_size(1, 2), near_size(24, 1)
+    (24, 1, 16)
+    """
+    return next(other for other in OTHER_SIZES if other != size) if number % OF_OTHER_SIZE == 1 else size

@@ -32,7 +32,7 @@ from fuzz_attn.simulator.formulas import (
     ranked,
     variable_of,
 )
-from fuzz_attn.simulator.site_values import SUMS, SiteValues, fits, like_constants, reduction_of, similar
+from fuzz_attn.simulator.site_values import SUMS, SiteValues, fits, like_constants, other_numbers, reduction_of, similar
 from fuzz_attn.simulator.switches import Compute, Site, Switches
 from fuzz_attn.ttir.ir import Location, Operation, Value
 
@@ -125,6 +125,7 @@ class _Proposer(SiteValues):
                 yield from self._arms()
             if operation.name == "tt.load":
                 yield from self._loads()
+        yield from self._unrounded()
         yield from self._left_out()
         yield from self._value()
         if self.kind == "i1":
@@ -242,7 +243,7 @@ class _Proposer(SiteValues):
             number = self.number(value)
             if number is not None and not isinstance(number, bool):
                 limits = {self.number(other) for other in self.named("int")} if operation.name == "arith.cmpi" else ()
-                others = [*_other_numbers(number), *((limit, 3) for limit in limits if limit is not None and limit > 1)]
+                others = [*other_numbers(number), *((limit, 3) for limit in limits if limit is not None and limit > 1)]
                 for near, rank in others:
                     if near not in _NEUTRAL.get((operation.name, index), ()):
                         yield self._with_number(index, near, rank)
@@ -449,6 +450,18 @@ class _Proposer(SiteValues):
         found = self.switches.element(parameter, offset + step)
         return found.reshape(offset.shape)
 
+    def _unrounded(self) -> Iterator[Change]:
+        """Yield the value before it was rounded to a narrower type and widened again."""
+        rounded = self.operation.operands[0] if self.operation.name == "arith.extf" else None
+        maker = self.makers.get(rounded) if rounded is not None else None
+        if rounded is None or maker is None or maker.name not in ("tt.fp_to_fp", "arith.truncf"):
+            return
+        value = maker.operands[0]
+        if value.type == self.type:
+            words = self.words(value)
+            name = f"not rounded to {rounded.type.element}"
+            yield Change(name, f"{words} in {rounded.type.element}", words, 1, lambda read, _: read(value))
+
     def _left_out(self) -> Iterator[Change]:
         """Yield what the value is made of, in its place."""
         pending = [(self.site.value, 0)]
@@ -481,7 +494,7 @@ class _Proposer(SiteValues):
         """Yield other values that may be meant."""
         number = self.number(self.site.value)
         if number is not None and not isinstance(number, bool):
-            for near, rank in _other_numbers(number):
+            for near, rank in other_numbers(number):
                 words = f"{near:.6g}" if isinstance(near, float) else str(near)
                 yield Change(f"number {near}", self.old, words, rank, partial(_full, near))
         for other in self.alike(self.site.value):
@@ -650,20 +663,6 @@ def _places(operation: Operation) -> tuple[Location, ...]:
 _OF_THE_FIRST: Final = frozenset(f"arith.{name}" for name in ("divsi", "remsi", "subi", "divf", "subf"))
 """Operations on their first operand, for which the second one cannot stand."""
 _FACTORS: Final = (("*", "arith.mulf"), ("/", "arith.divf"))
-
-
-def _other_numbers(number: float) -> Iterator[tuple[float, int]]:
-    """Yield numbers that may be meant, with their ranks."""
-    near: list[tuple[float, int]]
-    if number.__class__ is float:
-        near = [(0.0, 1), (1.0, 1), (-math.inf, 1), (number * 2, 2), (number / 2, 2), (-number, 2)]
-    else:
-        near = [(number + 1, 0), (number - 1, 0), (0, 1), (1, 1), (2, 2), (number * 2, 2), (number // 2, 2)]
-    seen = {number}
-    for other, rank in near:
-        if other not in seen and not math.isnan(other):
-            seen.add(other)
-            yield other, rank
 
 
 def _full(number: float, _: Read, value: Array) -> Array:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import math
 import re
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Final, Literal
 
@@ -312,3 +314,17 @@ _OF_ANY: Final = frozenset({"size", "block", "num", "padded", "use", "per"})
 def _parts(name: str) -> set[str]:
     parts = name.lower().replace(".", "_").replace("%", "").replace("(", "_").replace(")", "_").split("_")
     return {part.rstrip("s") for part in parts if len(part) > 2} - {"ptr", "load"}
+
+
+def other_numbers(number: float) -> Iterator[tuple[float, int]]:
+    """Yield numbers that may be meant, with their ranks."""
+    near: list[tuple[float, int]]
+    if number.__class__ is float:
+        near = [(0.0, 1), (1.0, 1), (-math.inf, 1), (number * 2, 2), (number / 2, 2), (-number, 2)]
+    else:
+        near = [(number + 1, 0), (number - 1, 0), (0, 1), (1, 1), (2, 2), (number * 2, 2), (number // 2, 2)]
+    seen = {number}
+    for other, rank in near:
+        if other not in seen and not math.isnan(other):
+            seen.add(other)
+            yield other, rank

@@ -18,7 +18,7 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.forensics.candidates import AtPlace, OfArguments, of_arguments, of_grids
 from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, Repair
 from fuzz_attn.forensics.near_cases import healthy_cases, near_cases
-from fuzz_attn.forensics.repair import contradicts, is_of_loop, place_of, with_repair
+from fuzz_attn.forensics.repair import contradicts, is_chance, is_of_loop, place_of, with_repair
 from fuzz_attn.operations.attention.attention import Attention
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.report.explanation_text import render
@@ -56,14 +56,18 @@ PLANTED = {
     "values_with_the_page_stride_of_keys": r"`argument values.stride_block of kernel_\w+` to `values.ptr.stride\(0\)`",
     # a quotient that is to be rounded up
     "segments_of_whole_tiles_rounded_down": r"segments\.py:32, `\(.*\) // 4` to `\(.* \+ 4 - 1\) // 4`",
-    # a value times another one
     # more programs along an axis of a grid
     "last_block_without_a_program": r"`1 x 1 x 1 programs of kernel_context_attention` to `1 x 1 x 2 programs`",
     # a number behind another pointer, in each product of one line
     "scores_with_the_scale_of_values": r"blocks\.py:\d+, `.* \* v_scale` to `.* \* load\(scales\.k_scale_ptr\)`",
     # another constant that the kernel is compiled for
     "value_mask_of_the_key_size": r"rows\.py:\d+, `dim < 16` to `dim < HEAD_SIZE_V`",
+    # a value times another one
     "table_without_row_stride": r"paged_attention\.py:\d+, `seq_idx` to `seq_idx \* block_table_stride`",
+    # a sum that is rounded
+    "sum_rounded_after_each_state": r"merge_states\.py:\d+, `(total \+ \(weight \* ...\)) in f16` to `\1`",
+    # a read of what none has written, of which outputs do not tell where it is wrong
+    "merge_of_splits_without_the_window": r"A change that avoids it, though the mistake may be elsewhere: ",
 }
 
 
@@ -245,3 +249,22 @@ def test_the_place_of_a_change_is_the_line_that_names_what_changes(tmp_path: Pat
     assert place_of(AtPlace(1.0, "where(x)", "where(x) * softcap", places=(inner, outer))) == outer
     assert place_of(AtPlace(1.0, "where(x)", "where(x) * 2", places=(inner, outer))) == inner
     assert place_of(OfArguments(1.0, "a", "b", place=outer)) == outer
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "order", "rightly_left_out"),
+    [
+        # half a sink, where the sink is known to count as another number
+        ("sink", "the sink counts as exp(sink) relative to itself", 2.0, True),
+        ("sink", "the sink counts as exp(sink) relative to itself", 1.0, False),
+        # a finding about keys, which a change of numbers need not repeat
+        ("window", "attends key 1: hidden by the window", 2.0, False),
+        ("arithmetic", "the errors are large", 2.0, False),
+    ],
+)
+def test_an_unlikely_change_does_not_stand_beside_a_known_number(
+    reason: Reason, words: str, order: float, rightly_left_out: bool
+) -> None:
+    change = AtPlace(order, "load(sinks_ptr)", "load(sinks_ptr) * 0.5", element="f32", right=10)
+    repair = Repair("softmax.py:53", "row_max = tl.load(sinks_ptr)", change.old, change.new, launches=30, failed=18)
+    assert is_chance(repair, change, Finding(reason, words)) is rightly_left_out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -21,6 +20,7 @@ from fuzz_attn.operations.cache_write.write_case import (
     WriteKey,
     described,
     key_pool,
+    near_write,
     unpromised,
 )
 from fuzz_attn.operations.operation import tensor_roles
@@ -203,20 +203,7 @@ class CacheWrite(SmallOperation):
 
     def near_case(self, case: WriteCase, number: int) -> WriteCase:
         """Return a case with the features of another one, other sizes, slots and scales."""
-        chance = random.Random(number)  # noqa: S311 - no secret
-        scaled = case.is_fp8 and not case.per_token_head
-        return replace(
-            case,
-            num_tokens=chance.choice((case.num_tokens, 1, 2, 3, 5, 19)),
-            num_heads=chance.choice((case.num_heads, 1, 2, 3)),
-            spare_pages=case.spare_pages + chance.randrange(2),
-            k_scale=case.k_scale * chance.choice((1.0, 1.25)) if scaled else 1.0,
-            v_scale=case.v_scale * chance.choice((1.0, 0.75)) if scaled else 1.0,
-            magnitude=case.magnitude * chance.choice((1.0, 1.0, 4.0)),
-            shuffled=case.shuffled or number % 3 == 0,
-            head_gap=case.head_gap or chance.choice((0, 4)),
-            seed=number,
-        )
+        return near_write(case, number)
 
     def explain(self, experiment: Experiment, relation: str | None) -> Explanation:
         """Return which slots and tokens are wrong, and which typical mistake gives that."""

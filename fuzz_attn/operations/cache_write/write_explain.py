@@ -1,7 +1,7 @@
 """Write explain: what a kernel did wrong in a failing cache write, by slots, tokens, heads and numbers.
 
 What is written is nearly exact, so the caches themselves tell which token a slot holds. A mistake of heads, scales or
-types explains a cache if it gives all of its numbers, each within the error bound. No more launches are needed.
+types explains a cache if it gives all of its numbers, each within the error bound, and those of near cases that fail.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from typing import Final, NamedTuple
 import torch
 from msgspec.structs import replace
 
+from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason, factor, ranges
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.operations.cache_write.write_case import near_write
 from fuzz_attn.operations.cache_write.write_experiment import NAMES, WriteExperiment, parts_of, stored
 from fuzz_attn.operations.cache_write.write_tensors import NOWHERE, WriteTensors
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Expected
 from fuzz_attn.properties.experiment import Experiment
 
+NEAR: Final = 6
+"""Near cases on which a mistake is confirmed that gives all numbers of the failing one."""
 SHOWN: Final = 3
 """Slots or tokens of one kind that are named one by one."""
 
@@ -121,11 +125,7 @@ def _findings(cache: Cache, experiment: WriteExperiment, tensors: WriteTensors) 
     """Yield what is wrong in one cache: a mistake that gives all of it, else wrong slots."""
     launched, known = experiment.first.tensors, experiment.reference[cache.name]
     if not judge(launched, {cache.name: known}).passed:
-        fitting = [
-            (reason, words)
-            for reason, words, expected in _mistakes(cache.name, tensors)
-            if judge(launched, {cache.name: _like(expected, tensors, cache.name)}).passed
-        ]
+        fitting = _confirmed(_fitting(experiment, cache.name), experiment, cache.name)
         if fitting:
             yield fitting[0][0], OR.join(words for _, words in fitting)
             return
@@ -138,6 +138,36 @@ def _findings(cache: Cache, experiment: WriteExperiment, tensors: WriteTensors) 
             return
     yield from _slots_of_no_token(cache)
     yield from _wrong_tokens(cache, launched.outputs[cache.name])
+
+
+def _fitting(experiment: WriteExperiment, name: str) -> list[tuple[Reason, str]]:
+    """Return the typical mistakes that give all numbers which a cache holds."""
+    launched, tensors = experiment.first.tensors, experiment.left
+    return [
+        (reason, words)
+        for reason, words, expected in _mistakes(name, tensors)
+        if judge(launched, {name: _like(expected, tensors, name)}).passed
+    ]
+
+
+def _confirmed(fitting: list[tuple[Reason, str]], experiment: WriteExperiment, name: str) -> list[tuple[Reason, str]]:
+    """Return those mistakes that also give what near cases hold, where these are wrong.
+
+    One column may fit by chance.
+    """
+    numbers = iter(range(1, NEAR + 1))
+    while fitting and (number := next(numbers, 0)):
+        try:
+            near = experiment.with_target(near_write(experiment.case, number), experiment.target)
+            if near.first.error or near.first.observations:
+                continue
+        except FuzzAttnError:
+            continue
+        if not judge(near.first.tensors, {name: near.reference[name]}).passed:
+            possible = {words for _, words, _ in _mistakes(name, near.left)}
+            fits = {words for _, words in _fitting(near, name)}
+            fitting = [(reason, words) for reason, words in fitting if words in fits or words not in possible]
+    return fitting
 
 
 def _like(expected: Expected, tensors: WriteTensors, name: str) -> Expected:

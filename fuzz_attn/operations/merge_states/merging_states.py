@@ -24,7 +24,7 @@ from fuzz_attn.operations.merge_states.state_case import (
     unpromised,
 )
 from fuzz_attn.operations.operation import tensor_roles
-from fuzz_attn.operations.small_operation import SmallOperation, always
+from fuzz_attn.operations.small_operation import WIDE_SPREAD, SmallOperation, always, near_size
 from fuzz_attn.properties.relations import Relation
 
 if TYPE_CHECKING:
@@ -206,7 +206,9 @@ class MergeStates(SmallOperation):
             num_states=chance.choice((case.num_states, 1, 2, 3, 4, 7)),
             num_tokens=chance.choice((case.num_tokens, 1, 2, 3, 5)),
             num_heads=chance.choice((case.num_heads, 1, 2, 3)),
+            head_size=near_size(case.head_size, number),
             lse_offset=chance.choice((case.lse_offset, case.lse_offset, 3.0, 50.0, -100.0)),
+            lse_spread=WIDE_SPREAD if number % 5 == 2 else case.lse_spread,  # weights of 0 beside others
             gap=chance.choice((case.gap, 4)),
             seed=number,
         )
