@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from fuzz_attn.backends.simulator import SimulatorBackend
@@ -16,38 +18,48 @@ from fuzz_attn.simulator.switches import constants_of
 
 LONGER = 8
 """Keys by which a sequence that joins the batch is longer than the others."""
+MOST_ALONE = 4
+"""Sequences that are tried alone."""
 
 
 def missing_launch(experiment: Experiment, found: Finding) -> Finding | None:
-    """Return that a kernel is not launched, where rows are never written and a batch of more sequences is right.
+    """Return that a kernel is not launched, where rows are never written and another batch with them is right.
 
-    The rows of the case are in that batch too, for which the target launches the same kernels and another one.
+    That is a batch of one more sequence, for which the target launches the same kernels and another one, or of one
+    sequence alone.
     """
     if found.reason != "unwritten" or not found.words.endswith("never written"):
         return None
     own = launched(experiment)
-    for sequence in _sequences(experiment.case):
-        other = _joined_by(experiment, sequence)
-        more = sorted(launched(other) - own) if other is not None else []
-        if other is not None and more and own < launched(other) and not _fails(other):
+    for batch, words in _batches(experiment.case):
+        other = _with_batch(experiment, batch)
+        if other is None:
+            continue
+        here = launched(other)
+        kept = own < here if len(batch) > 1 else True
+        more = sorted(here - own)
+        if more and kept and not _fails(other):
             name = " and ".join(more)
-            batch = f"{count(sequence.query_len, 'query token')} behind {count(sequence.context_len, 'key')}"
-            words = f"{found.words}: {name} is not launched; right beside a sequence with {batch}, where it is launched"
-            return Finding("unwritten", words, cause=f"unwritten: {name} is not launched")
+            said = f"{found.words}: {name} is not launched; right {words}, where it is launched"
+            return Finding("unwritten", said, cause=f"unwritten: {name} is not launched")
     return None
 
 
-def _sequences(case: AttentionCase) -> tuple[Sequence, ...]:
-    """Return sequences that may join a batch: each is the longest of it, with one query token or several."""
+def _batches(case: AttentionCase) -> Iterator[tuple[tuple[Sequence, ...], str]]:
+    """Yield batches and what they are: with one more sequence, the longest, and of one sequence of several."""
     longest = case.max_seq_len + LONGER
-    return Sequence(1, longest), Sequence(3, longest)
+    for more in (Sequence(1, longest), Sequence(3, longest)):
+        of = f"{count(more.query_len, 'query token')} behind {count(more.context_len, 'key')}"
+        yield (*case.sequences, more), f"beside a sequence with {of}"
+    if len(case.sequences) > 1:
+        for number, one in enumerate(case.sequences[:MOST_ALONE]):
+            yield (one,), f"for sequence {number} alone"
 
 
-def _joined_by(experiment: Experiment, sequence: Sequence) -> Experiment | None:
-    """Return the case with one more sequence; None where it cannot exist, or cannot be launched."""
-    case = experiment.case
+def _with_batch(experiment: Experiment, batch: tuple[Sequence, ...]) -> Experiment | None:
+    """Return the case with another batch; None where it cannot exist, or cannot be launched."""
     try:
-        other = experiment.with_target(replace(case, sequences=(*case.sequences, sequence)), experiment.target)
+        other = experiment.with_target(replace(experiment.case, sequences=batch), experiment.target)
         return None if other.first.error else other
     except (CaseError, FuzzAttnError):
         return None

@@ -23,6 +23,7 @@ from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.forensics.candidates import (
+    UNLIKELY,
     AtPlace,
     Candidate,
     OfArguments,
@@ -521,7 +522,7 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
     It leads where the findings are vague, and where it shows that the first of them cannot be true.
     """
     first = found.findings[0]
-    if experiment.first.error:
+    if experiment.first.error or (first.reason == "unwritten" and first.cause):  # a launch that lacks is known
         return found
     search = RepairSearch(experiment, relation, kind, found)
     repair = search.repair()
@@ -548,10 +549,12 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
 
 
 def is_chance(repair: Repair, candidate: Candidate, first: Finding) -> bool:
-    """Return whether a sure cause is known, and a change is too weak or too odd to stand beside it.
+    """Return whether a change is unlikely and few launches show it, or is too weak or too odd to stand beside a cause.
 
     Such as a factor of one half in a sum that is explained otherwise, which gives the same numbers.
     """
+    if candidate.order >= UNLIKELY and repair.failed < MANY_FAILED:
+        return True
     sure = first.reason not in _NO_CAUSES and not first.vague
     weak = not repair.is_confirmed or candidate.is_sweeping
     if sure and weak and candidate.order >= (LIKELY if repair.failed >= MANY_FAILED else LIKELIEST):

@@ -289,6 +289,8 @@ def _softcaps(seen: Comparison) -> Iterator[Mistake]:
 def _factors(seen: Comparison) -> Iterator[Mistake]:
     """Yield the factor on the scores that gives the weights, of all keys, of the cached or of the packed ones."""
     terms = seen.terms
+    if not seen.actual[seen.usable].any():  # with weights of 0 alone, any factor that is large enough gives them
+        return
     everywhere = np.ones_like(terms.packed)
     parts = {"": everywhere, " of the cached keys": ~terms.packed, " of the new keys": terms.packed}
     for words, part in parts.items():

@@ -153,6 +153,9 @@ def output_findings(lab: Lab) -> list[Finding]:
 def _factors(lab: Lab, usable: Array) -> Iterator[Finding]:
     """Yield one factor on all outputs, or one for the values of the cache and one for the packed ones."""
     actual, expected = lab.first.actual[usable], lab.first.expected[usable]
+    if not actual.any():  # what has any factor of 0
+        yield Finding("scale", "outputs are 0", vague=True)
+        return
     parts = [part[usable] for part in _parts(lab)]
     for columns in ([expected], *([parts] if parts else [])):
         matrix = np.stack(columns, axis=1)

@@ -45,7 +45,7 @@ def explain(experiment: Experiment) -> Explanation:
     if experiment.first.error:
         return _unknown("the target raised")
     if seen := experiment.first.observations:
-        return Explanation((Finding("address", seen[0].message),), launches=1)
+        return Explanation((Finding("address", seen[0].message + _of_strides(experiment)),), launches=1)
     right, launched = experiment.reference, experiment.first.tensors
     wrong = {name for name in right if not judge(launched, {name: right[name]}).passed}
     if not wrong:
@@ -55,6 +55,19 @@ def explain(experiment: Experiment) -> Explanation:
             return Explanation((Finding("address", words),), launches=1)
         return _unknown("the outputs of this launch are right")
     return _of_outputs(experiment, right, wrong) or _unknown("no typical mistake gives these outputs")
+
+
+def _of_strides(experiment: StateExperiment) -> str:
+    """Return whose stride is not used, in words, where a case passes without one of its far axes; else nothing."""
+    case = experiment.case
+    for axis in case.far_axes:
+        near = tuple(other for other in case.far_axes if other != axis)
+        judged = experiment.with_target(replace(case, far_axes=near), experiment.target)
+        launch = judged.first
+        if not (launch.error or launch.observations) and judge(launch.tensors, judged.reference).passed:
+            tensor, _, name = axis.rpartition("_")
+            return f"; right where {name}s of {tensor} follow one another: another stride than theirs is used"
+    return ""
 
 
 def _of_outputs(experiment: StateExperiment, right: Reference, wrong: set[str]) -> Explanation | None:
