@@ -18,6 +18,8 @@ from fuzz_attn.simulator.switches import constants_of
 
 LONGER = 8
 """Keys by which a sequence that joins the batch is longer than the others."""
+LACKS = " is not launched"
+"""How the cause ends where a kernel is not launched."""
 MOST_ALONE = 4
 """Sequences that are tried alone."""
 
@@ -40,8 +42,8 @@ def missing_launch(experiment: Experiment, found: Finding) -> Finding | None:
         more = sorted(here - own)
         if more and kept and not _fails(other):
             name = " and ".join(more)
-            said = f"{found.words}: {name} is not launched; right {words}, where it is launched"
-            return Finding("unwritten", said, cause=f"unwritten: {name} is not launched")
+            said = f"{found.words}: {name}{LACKS}; right {words}, where it is launched"
+            return Finding("unwritten", said, cause=f"unwritten: {name}{LACKS}")
     return None
 
 

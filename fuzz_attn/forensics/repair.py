@@ -37,6 +37,7 @@ from fuzz_attn.forensics.candidates import (
 )
 from fuzz_attn.forensics.explanation import Explanation, Finding, Repair
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS
+from fuzz_attn.forensics.missing_launches import LACKS
 from fuzz_attn.forensics.near_cases import Kind, healthy_cases, near_cases
 from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.properties.experiment import Experiment, Launch
@@ -522,7 +523,7 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
     It leads where the findings are vague, and where it shows that the first of them cannot be true.
     """
     first = found.findings[0]
-    if experiment.first.error or (first.reason == "unwritten" and first.cause):  # a launch that lacks is known
+    if experiment.first.error or first.cause.endswith(LACKS):  # another kernel that answers the rows is no repair
         return found
     search = RepairSearch(experiment, relation, kind, found)
     repair = search.repair()
