@@ -303,6 +303,14 @@ def test_what_a_target_keeps_wrongly_fails_and_is_explained(name: str, file: str
     assert explanation.cause == f"earlier call: {CAUSES[name]}"
 
 
+def test_a_first_call_that_is_wrong_alone_is_explained_as_a_case(judged: Callable[..., Any]) -> None:
+    target, case = "keeping_calls.py:halves_the_scale", msgspec.structs.replace(CASE, softmax_scale=0.25)
+    alone = judged(target, case, forensics=True).explanation
+    assert (alone.reason, alone.findings[0].vague) == ("scale", False)
+    sequence = CallSequence((Call(case), Call(case, "contents")))
+    assert judged(target, sequence, forensics=True).explanation.findings == alone.findings
+
+
 def test_room_that_grows_one_key_late_fails_over_a_power_of_two(judged: Callable[..., Any]) -> None:
     operation = operation_of(CASE)
     below, at, above = (operation.with_keys(CASE, 128 + beyond) for beyond in (-1, 0, 1))

@@ -82,6 +82,12 @@ def shares_scratch(**given: Any) -> None:
 
 
 @wraps(unified_attention)
+def halves_the_scale(**given: Any) -> None:
+    """Wrong in each call, whatever came before: scores are half of what they must be."""
+    unified_attention(**{**given, "softmax_scale": given["softmax_scale"] / 2})
+
+
+@wraps(unified_attention)
 def grows_one_late(**given: Any) -> None:
     """Wrong: room for keys that is made larger one key too late, and never smaller."""
     longest = given["max_seqlen_k"]

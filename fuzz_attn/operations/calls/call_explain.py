@@ -59,6 +59,8 @@ def explain(experiment: CallExperiment) -> Explanation:
     if whole is None or not whole.failed:
         return Explanation((Finding("unknown", "the sequence of calls did not fail again"),), launches=len(case.calls))
     number = whole.number
+    if not number and not any(call.alongside for call in case.calls[1:2]):
+        return _of_first_call(experiment, case)
     until = number + 1 + any(call.alongside for call in case.calls[number + 1 : number + 2])
     case = CallSequence(case.calls[:until]) if number else case
     facts = f"it returns what call {whole.same_as} returned, bit for bit" if whole.same_as else "it is wrong"
@@ -68,6 +70,14 @@ def explain(experiment: CallExperiment) -> Explanation:
     kind = KINDS[_kind(case, right)]
     words = f"{kind}: {list(positions(case))[number]}: {facts}{alone}"
     return Explanation((Finding("earlier call", words, cause=f"earlier call: {kind}"),), launches=6)
+
+
+def _of_first_call(experiment: CallExperiment, case: CallSequence) -> Explanation:
+    """Return why the first call is wrong, for which no other call matters, in the words for that call alone."""
+    first = case.calls[0].case
+    single = experiment.single.experiment(first, experiment.target, experiment.backend, strict=experiment.strict)
+    experiment.learn(single)
+    return experiment.single.explain(single, None)
 
 
 def ranged(words: list[str]) -> str:
