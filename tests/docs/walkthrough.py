@@ -115,8 +115,12 @@ def renewed(page: str, folder: Path) -> str:
 
 
 def words_of(picture: str) -> list[str]:
-    """Return the words of a picture of a terminal without fractions and versions, which machines do not share."""
+    """Return the words of a picture of a terminal without what machines do not share.
+
+    These are fractions, versions, and the launches that a search makes until its time is up.
+    """
     text = html.unescape(re.sub(r"<[^>]*>", " ", picture.partition("</style>")[2])).replace("\xa0", " ")
+    text = re.sub(r"with \d+ more\s+launches", "with more launches", text)
     return [word for word in text.partition("Status open.")[0].split() if not re.fullmatch(r"-?\d+\.\d+", word)]
 
 
