@@ -104,7 +104,9 @@ def same_mode() -> Iterator[None]:
     """Keep Triton's mode for the tests that follow: commands that run in this process change it."""
     mode = os.environ.get("TRITON_INTERPRET")
     yield
-    if mode is not None:
+    if mode is None:
+        os.environ.pop("TRITON_INTERPRET", None)
+    else:
         os.environ["TRITON_INTERPRET"] = mode
 
 

@@ -72,9 +72,17 @@ def reason_of_access(observation: Observation, tensors: AttentionTensors, case: 
     behind = name in ("new_keys", "new_values") and offset >= tensor.shape[0] * tensor.stride(0)
     if name in _CACHES and _of_wrong_page(_place(name, offset, tensors)[0], case):
         return "page"
-    size = tensor.shape[-1]
-    whole = size >= SMALLEST_BLOCK and size & (size - 1) == 0  # else it may be a column behind the head size
+    whole = not is_padded(tensor.shape[-1])  # else it may be a column behind the head size
     return "tail" if behind and whole else _REASONS.get(name, by_writes)
+
+
+def is_padded(size: int) -> bool:
+    """Return whether a block of a kernel has more columns than a head of a size: it has a power of two, at least 16.
+
+    >>> is_padded(16), is_padded(8), is_padded(24)
+    (False, True, True)
+    """
+    return size < SMALLEST_BLOCK or size & (size - 1) != 0
 
 
 def element_words(observation: Observation, tensors: AttentionTensors, case: AttentionCase) -> str:

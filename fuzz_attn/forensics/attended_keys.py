@@ -195,7 +195,7 @@ ATTENDED: Final = 0.3
 TWICE: Final = 1.6
 """Weights beyond this many times the smallest are those of keys that count twice."""
 TELLING_BITS: Final = 6
-"""Bits of later sequences from which those of another one are no chance."""
+"""With fewer bits of later sequences, those of another sequence may be equal by chance."""
 EVEN: Final = 0.05
 """How far a number may be from a whole one, and weights from each other."""
 MOST_SURPLUS: Final = 256
@@ -387,6 +387,15 @@ def _uneven(reading: Reading, found: Recovered, case: AttentionCase) -> Finding 
     return Finding("segment" if parts else "tile", f"{what}, with equal scores: {why}")
 
 
+def _attended_by(row: Row, found: Recovered) -> Array:
+    """Return for each key of a sequence up to the end of a row whether the row attends it."""
+    weights = np.nan_to_num(
+        found.actual[row.token, row.head, found.cells.keys_of(row.sequence, row.kv_head)[: row.end]]
+    )
+    attended: Array = weights > ATTENDED * max(float(weights.max(initial=0.0)), 1e-6)
+    return attended
+
+
 def mask_row_findings(found: Recovered, case: AttentionCase) -> list[Finding]:
     """Return that the rows of a custom mask are read as if they had another length, or as if they began elsewhere.
 
@@ -396,15 +405,14 @@ def mask_row_findings(found: Recovered, case: AttentionCase) -> list[Finding]:
     if not bits:
         return []
     memory, starts = np.concatenate([each.reshape(-1) for each in bits]), np.cumsum([0, *(each.size for each in bits)])
+    attended = [(row, _attended_by(row, found)) for row in rows_of_case(case)]
 
     def reads(first: Callable[[Row], int]) -> bool:
-        """Return whether the bits from a place on, for each row another one, give what it attends."""
-        for row in rows_of_case(case):
-            own = found.cells.keys_of(row.sequence, row.kv_head)[: row.end]
-            weights = np.nan_to_num(found.actual[row.token, row.head, own])
+        """Return whether each row attends the keys whose bits lie from a place of its own on."""
+        for row, keys_of_row in attended:
             places = first(row) + np.arange(row.end)
             read = (memory[np.clip(places, 0, len(memory) - 1)] != 0) & (places >= 0)
-            if not np.array_equal(read, weights > ATTENDED * max(float(weights.max(initial=0.0)), 1e-6)):
+            if not np.array_equal(read, keys_of_row):
                 return False
         return True
 
@@ -644,10 +652,8 @@ def _edges(
     )
     yield each_ends, "segment", "each the last of a tile or of a part of its keys", False
     known = bool(case.launch.tile_size)  # else a launcher may choose larger tiles, and parts of several
-    begin = (
-        f"tiles of {tile} keys begin at key {first}" if known else f"a tile or part of its keys begins at key {first}"
-    )
-    end = f"a tile of {tile} keys ends with key {last}" if known else f"a tile or part of its keys ends with key {last}"
+    of_keys = f"a tile of {tile} keys" if known else "a tile or part of its keys"
+    begin, end = f"{of_keys} begins at key {first}", f"{of_keys} ends with key {last}"
     yield segment, "segment", "a segment of its keys is lost" + f", in tiles of {tile}" * known, False
     yield begins and (last == visible[-1] or ends), "tile", begin, False
     yield first == visible[0] and ends, "tile", end, False

@@ -14,7 +14,7 @@ from fuzz_attn.simulator.switches import NOWHERE, Grid, Key, Launched
 from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
 
 MOSTLY: Final = 0.95
-"""With a very different number in this share of the launches that were right, a change mends the rest by chance."""
+"""A change is chance if it gives a very different number in this share of the launches that were right without it."""
 MOSTLY_UNLIKELY: Final = 0.5
 """The same for an unlikely change, such as one that adds a variable."""
 UNLIKELY: Final = 3.0
@@ -45,7 +45,7 @@ Other: TypeAlias = str | int | OfTensor
 
 @dataclass(eq=False)
 class Candidate:
-    """A change at a place of the source, or with ``callers`` only where these calls lead to it."""
+    """A change that a search tries, in words of the source before and after, and what launches showed of it."""
 
     order: float
     old: str
@@ -55,17 +55,17 @@ class Candidate:
     steps: bool = True
     """Whether loops and branches run as before. Else it may only avoid what is wrong, such as a second tile."""
     longer: float = 0.0
-    """By which share more values are computed at most, where a case is right without it."""
+    """The largest change in the number of computed values, as a share, in a launch that was right without it."""
     right: int = 0
     """Launches that were right without it."""
     touched: int = 0
-    """How many of these have another value with it, and yet are right."""
+    """How many of these compute another value with it and stay right."""
 
     counts: bool = False
     """Whether it changes a number of a whole program, which loops and offsets are made of."""
 
     by: float = 0.0
-    """By how much it changes such a number at most; one below 0 is none."""
+    """The most by which it changes such a number; numbers below 0 count as 0."""
 
     @property
     def is_sweeping(self) -> bool:

@@ -160,13 +160,15 @@ def without_numbers(words: str) -> str:
 class Finding(Plain, frozen=True):
     """One thing that is wrong, in one sentence. A ``vague`` one could have several reasons; a longer case may tell.
 
-    ``cause`` is what other cases of the same bug show too, where their words differ.
+    ``cause`` is what other cases of the same bug show too, where their words differ. With ``in_host`` the mistake is
+    known to be in code of the host, so no change of a kernel is looked for.
     """
 
     reason: Reason
     words: str
     vague: bool = False
     cause: str = ""
+    in_host: bool = False
 
 
 OR: Final = ", or "
@@ -179,7 +181,7 @@ def told_apart(own: Finding, other: Finding) -> Finding | None:
     None where the other case tells something else.
 
     >>> told_apart(Finding("sink", "query 0: A, or B", vague=True), Finding("scale", "query 7: B"))
-    Finding(reason='scale', words='query 0: B', vague=False, cause='')
+    Finding(reason='scale', words='query 0: B', vague=False, cause='', in_host=False)
     """
     subject, colon, mistakes = own.words.partition(": ")
     possible = (f"{subject}{colon}{mistake}" for mistake in mistakes.split(OR)) if colon else (own.words,)

@@ -59,7 +59,7 @@ from fuzz_attn.properties.experiment import Experiment
 
 MOST_FINDINGS: Final = 4
 NO_ROUNDING: Final = 1000.0
-"""Errors larger than so many bounds are hardly rounding errors."""
+"""An error of more than this many error bounds is not taken for rounding."""
 
 CAUSES: Final[frozenset[Kind]] = frozenset(
     (

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.forensics.accesses import SMALLEST_BLOCK
+from fuzz_attn.forensics.accesses import is_padded
 from fuzz_attn.forensics.attended_keys import MOST_LAUNCHES, Kind, kind_of_cell, place_words
 from fuzz_attn.forensics.explanation import Finding, Reason, Row, keys, rows_of_case
 from fuzz_attn.forensics.lab import PACKED, Array, Lab, by_row, clear, distinct, without_scores
@@ -85,17 +85,16 @@ def _from_keys(lab: Lab, rows: list[Row]) -> Finding | None:
         words = (
             f"{row.words}, head {row.head}, reads columns of the key in {place}, a dead slot, as those of another key"
         )
-        masked = "the head size is not masked, or " if _is_padded(lab.case) else ""
+        masked = "the head size is not masked, or " if any(map(is_padded, _parts_of_keys(lab.case))) else ""
         return Finding("address", f"{words}: {masked}a wrong stride or offset of K (poison)")
     found = _finding(lab, row, suspects, "key", "whose score is not masked")
     return msgspec.structs.replace(found, vague=row.position < 2)
 
 
-def _is_padded(case: AttentionCase) -> bool:
-    """Return whether blocks of a kernel have more columns than a head, or than a part of one."""
+def _parts_of_keys(case: AttentionCase) -> set[int]:
+    """Return the sizes of which a kernel may load a block of a key: a head, its values, or the rest of it."""
     heads = case.heads
-    sizes = {heads.head_size, heads.head_size_v, abs(heads.head_size - heads.head_size_v)} - {0}
-    return any(size < SMALLEST_BLOCK or size & (size - 1) for size in sizes)
+    return {heads.head_size, heads.head_size_v, abs(heads.head_size - heads.head_size_v)} - {0}
 
 
 def _reached(lab: Lab, cells: Array, rows: list[Row], *, last_column_only: bool = False) -> Row | None:

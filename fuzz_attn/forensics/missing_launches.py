@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
@@ -16,19 +17,16 @@ from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.simulator.switches import constants_of
 
-LONGER = 8
+LONGER: Final = 8
 """Keys by which a sequence that joins the batch is longer than the others."""
-LACKS = " is not launched"
-"""How the cause ends where a kernel is not launched."""
-MOST_ALONE = 4
-"""Sequences that are tried alone."""
+MOST_ALONE: Final = 4
+"""How many sequences of a batch are tried as a batch of one."""
 
 
 def missing_launch(experiment: Experiment, found: Finding) -> Finding | None:
     """Return that a kernel is not launched, where rows are never written and another batch with them is right.
 
-    That is a batch of one more sequence, for which the target launches the same kernels and another one, or of one
-    sequence alone.
+    The other batch has one more sequence, so that the target launches one more kernel, or only one of the sequences.
     """
     if found.reason != "unwritten" or not found.words.endswith("never written"):
         return None
@@ -41,14 +39,14 @@ def missing_launch(experiment: Experiment, found: Finding) -> Finding | None:
         kept = own < here if len(batch) > 1 else True
         more = sorted(here - own)
         if more and kept and not _fails(other):
-            name = " and ".join(more)
-            said = f"{found.words}: {name}{LACKS}; right {words}, where it is launched"
-            return Finding("unwritten", said, cause=f"unwritten: {name}{LACKS}")
+            lacks = f"{' and '.join(more)} {'is' if len(more) == 1 else 'are'} not launched"
+            said = f"{found.words}: {lacks}; right {words}, where {'it is' if len(more) == 1 else 'they are'} launched"
+            return Finding("unwritten", said, cause=f"unwritten: {lacks}", in_host=True)
     return None
 
 
 def _batches(case: AttentionCase) -> Iterator[tuple[tuple[Sequence, ...], str]]:
-    """Yield batches and what they are: with one more sequence, the longest, and of one sequence of several."""
+    """Yield batches with one more sequence, which is the longest, and batches of a single sequence; each in words."""
     longest = case.max_seq_len + LONGER
     for more in (Sequence(1, longest), Sequence(3, longest)):
         of = f"{count(more.query_len, 'query token')} behind {count(more.context_len, 'key')}"

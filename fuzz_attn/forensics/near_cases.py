@@ -28,13 +28,16 @@ PLAIN: Final = 1000
 """The first number of near cases that begin without what a failure needs; most of them are short."""
 
 LONG: Final = 5
-"""The last digit of the number of near cases from there on with more than a tile of query tokens, or of keys."""
+"""The last digit of their numbers for those with more than a tile of query tokens, or of keys."""
 
 TURN: Final = 12
-"""Of so many near cases below that number, one is long too, and has another number of segments."""
+"""The other near cases repeat after so many: a few of each round differ in more than the rest."""
 OF_LONG: Final = 8
+"""The place in a round of a case with more than a tile; in the first round, in another number of segments."""
 OF_VALUES: Final = 3
+"""The place of a case whose values have another size."""
 OF_HEADS: Final = 10
+"""The place of a case whose heads have another size."""
 HEAD_SIZES: Final = (24, 16)
 """Sizes of heads in some near cases: with one column, or a full block, much is the same by chance."""
 VALUE_SIZES: Final = (24, 40, 8)

@@ -37,7 +37,6 @@ from fuzz_attn.forensics.candidates import (
 )
 from fuzz_attn.forensics.explanation import Explanation, Finding, Repair
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS
-from fuzz_attn.forensics.missing_launches import LACKS
 from fuzz_attn.forensics.near_cases import Kind, healthy_cases, near_cases
 from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.properties.experiment import Experiment, Launch
@@ -67,7 +66,7 @@ FEWEST_FAILED: Final = 3
 MOST_CONFIRMED: Final = 5
 """Changes that mend the near cases and are tried on further ones."""
 IN_A_CALL: Final = 1.5
-"""What the rank of a change grows by that is made only where one call leads: what is right for other calls is right."""
+"""Added to the rank of a change that is made for one call only: the line is right for the other calls."""
 VISITS: Final = 6
 """Values at a site by which changes are told apart: of those that give the same, only one is tried where it fails."""
 SLIGHTLY: Final = 0.5
@@ -83,7 +82,7 @@ AS_LIKELY: Final = 0.5
 INTEGERS_LATER: Final = 1.5
 """What the rank of a change of an integer grows by where the keys are right and their weights are not."""
 MOST_PROGRAMS: Final = 32
-"""Programs more than a launch has that are tried one by one, for the fewest that make it right."""
+"""Up to so many more programs are tried one by one, to find the fewest that make a launch right."""
 LOOPS: Final = 8
 """How many times as many values a changed launch may compute."""
 LOOPS_OF_GRIDS: Final = 64
@@ -112,9 +111,10 @@ Differing: TypeAlias = dict[Site, dict[str, Change]]
 
 
 def _by_likelihood(candidate: Candidate) -> tuple[int, int, float, int, float]:
-    """Return what orders changes that mend all: one that makes loops run longer comes last, the longest of them.
+    """Return the key by which changes that make all launches right are sorted.
 
-    Of equally likely ones, that comes first which changes values in the fewest launches that were right.
+    Likely changes come first, and of equally likely ones the change that touches the fewest launches which were right.
+    Changes with which loops run longer come last.
     """
     order = candidate.order + _is_guess(candidate)
     if candidate.steps or is_of_loop(candidate):
@@ -123,9 +123,9 @@ def _by_likelihood(candidate: Candidate) -> tuple[int, int, float, int, float]:
 
 
 def is_of_loop(candidate: Candidate) -> bool:
-    """Return whether a change mends a loop, and does not only avoid what is wrong by other steps.
+    """Return whether a change corrects a loop. Else the loop may only run in a way that avoids the mistake.
 
-    Where launches that were right run longer or shorter with it, it must be a likely one, of one step more or less.
+    If launches that were right run longer or shorter with it, it must be a likely change, by one step.
     """
     likely = candidate.order <= LIKELIEST and candidate.by <= 1
     return not candidate.longer or (likely and candidate.longer <= SLIGHTLY)
@@ -173,7 +173,8 @@ class RepairSearch:
             if not failing:
                 return None
             trials += self._healthy(HEALTHY - len(trials) + len(failing))
-            found = self._mending(min(failing, key=lambda trial: trial.size), trials)
+            smallest = min(failing, key=lambda trial: trial.size)
+            found = self._mending(smallest, trials)
         if not found:
             return None
         fresh = self._trials(NEAR + 1, NEAR + FRESH + 1)
@@ -187,7 +188,7 @@ class RepairSearch:
         first = found[0]
         if isinstance(first, OfGrid) and first.size is None:
             with backend.switched(self._switches):
-                first.new = programs(self._least_grid(first))
+                first.new = programs(self._least_grid(first, smallest))
         likely = [each for each in found[1:] if each.steps == first.steps and each.order <= first.order + AS_LIKELY]
         others = [each for each in likely if place_of(each) != place_of(first)]
         told = Repair(
@@ -201,20 +202,21 @@ class RepairSearch:
         return msgspec.structs.replace(told, avoids=not mends or self._only_reads_less(first))
 
     def _only_reads_less(self, candidate: Candidate) -> bool:
-        """Return whether a change may only keep a kernel from reading what none has written: outputs do not tell.
+        """Return whether a change may only keep a kernel from reading what no kernel has written.
 
-        So do other loops and offsets, in the kernel that reads or in the one that writes.
+        An integer gives other loops or offsets. That helps in the kernel that reads and in the one that writes, and
+        outputs do not tell which of them is wrong.
         """
         seen = self.experiment.first.observations
         integer = candidate.counts or (isinstance(candidate, AtPlace) and candidate.element in ("i32", "i64"))
         return integer and any(each.kind == "uninitialised" for each in seen)
 
-    def _least_grid(self, found: OfGrid) -> Grid:
+    def _least_grid(self, found: OfGrid, smallest: Trial) -> Grid:
         """Return the grid with the fewest programs along an axis with which the smallest failing case is right."""
         axis, before, grown = found.axis, found.before, found.grid(found.before, {})
         for number in range(before[axis] + 1, min(grown[axis], before[axis] + MOST_PROGRAMS)):
             tried = replace(found, times=1, more=number - before[axis])
-            if self._mends(tried, self._smallest):
+            if self._mends(tried, smallest):
                 return along(before, axis, number)
         return grown
 
@@ -340,7 +342,6 @@ class RepairSearch:
             (trial for trial in trials if trial is not smallest), key=lambda one: (not one.failed, -one.size)
         )
         found: list[Candidate] = []
-        self._smallest = smallest
         useless: set[object] = set()
         until, last = time.process_time() + SECONDS, self.launches + LAUNCHES
         for candidate in self._candidates(smallest):
@@ -523,7 +524,7 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
     It leads where the findings are vague, and where it shows that the first of them cannot be true.
     """
     first = found.findings[0]
-    if experiment.first.error or first.cause.endswith(LACKS):  # another kernel that answers the rows is no repair
+    if experiment.first.error or first.in_host:
         return found
     search = RepairSearch(experiment, relation, kind, found)
     repair = search.repair()
@@ -550,9 +551,10 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
 
 
 def is_chance(repair: Repair, candidate: Candidate, first: Finding) -> bool:
-    """Return whether a change is unlikely and few launches show it, or is too weak or too odd to stand beside a cause.
+    """Return whether a change may make the launches right by chance, so that it is not shown.
 
-    Such as a factor of one half in a sum that is explained otherwise, which gives the same numbers.
+    An unlikely one needs many launches that it makes right. Beside a cause that is known, a weak one is not shown; nor
+    is an unusual one beside a cause read from numbers, such as half of a sink that counts as another number.
     """
     if candidate.order >= UNLIKELY and repair.failed < MANY_FAILED:
         return True

@@ -256,6 +256,12 @@ class SmallExperiment(Experiment):
         """Return an experiment with another case and target on the same backend."""
         return type(self)(case, target, self.backend)
 
+    @property
+    def is_right(self) -> bool:
+        """Whether the first launch ran without a finding of a sanitizer, and all outputs are right."""
+        first = self.first
+        return not (first.error or first.observations) and judge(first.tensors, self.reference).passed
+
     def launch(self, case: Any, **changes: Any) -> Launch:
         """Return a new launch of the target on a case, made with the options of ``materialise``."""
         return self.launch_call(self.materialise(case, self.place, **changes))

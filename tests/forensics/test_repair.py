@@ -73,7 +73,8 @@ PLANTED = {
 
 @cache
 def rows_of(cases: str, *arguments: str) -> dict[str, dict[str, Any]]:
-    command = [sys.executable, str(HERE / "explaining_program.py"), str(HERE / cases), "--repair", *arguments]
+    options = ["--repair", "--seconds", "60"]
+    command = [sys.executable, str(HERE / "explaining_program.py"), str(HERE / cases), *options, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return {row["bug"]: row for row in map(json.loads, done.stdout.splitlines())}

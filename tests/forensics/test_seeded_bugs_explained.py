@@ -34,7 +34,7 @@ def rows_of(*arguments: str) -> dict[str, dict[str, Any]]:
 
     One test asks for all rows of a process, which parametrized tests in several workers of pytest would start again.
     """
-    command = [sys.executable, str(HERE / "explaining_program.py"), *arguments]
+    command = [sys.executable, str(HERE / "explaining_program.py"), "--seconds", "60", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return {row["bug"]: row for row in map(json.loads, done.stdout.splitlines())}

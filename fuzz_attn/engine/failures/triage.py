@@ -25,7 +25,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -35,7 +34,7 @@ from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.events import Which, name_of
 from fuzz_attn.engine.failures.contract_rows import contract_of, have_one_row
 from fuzz_attn.engine.orders import Answer, Order
-from fuzz_attn.operations.registry import OPERATIONS, AnyCase, operation_of
+from fuzz_attn.operations.registry import OPERATIONS, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 OUTPUT: Final = "output"
@@ -438,12 +437,7 @@ def _does_without(harmless: KnownFailure, needing: KnownFailure) -> set[str]:
 
 def traits_of_both(shown: Order | Counterexample) -> frozenset[str]:
     """Return the traits of both launches of an order or a counterexample."""
-    return _traits_of(shown.case, shown.relation)
-
-
-@lru_cache(maxsize=16)  # a campaign asks several times for those of a case that it has drawn
-def _traits_of(case: AnyCase, relation: str | None) -> frozenset[str]:
-    return operation_of(case).traits_of(case, relation)
+    return operation_of(shown.case).traits_of(shown.case, shown.relation)
 
 
 def merged(found: Iterable[tuple[str, Counterexample]]) -> dict[str, str]:

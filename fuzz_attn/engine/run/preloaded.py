@@ -15,10 +15,7 @@ PROGRAM: Final = "fuzz_attn.engine.run.preloaded"
 def import_all() -> None:
     """Import torch, and what shards, workers and the compile stage run."""
     # ruff: noqa: F401, PLC0415 - imported for the forks, and nowhere else
-    import statistics  # Triton imports it
-
     import torch
-    import torch.utils._device
 
     import fuzz_attn.calibration.calibrate
     import fuzz_attn.engine.campaign

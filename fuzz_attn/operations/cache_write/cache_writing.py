@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -20,11 +21,10 @@ from fuzz_attn.operations.cache_write.write_case import (
     WriteKey,
     described,
     key_pool,
-    near_write,
     unpromised,
 )
 from fuzz_attn.operations.operation import tensor_roles
-from fuzz_attn.operations.small_operation import SmallOperation, always
+from fuzz_attn.operations.small_operation import SmallOperation, always, near_size
 from fuzz_attn.properties.relations import Relation
 
 if TYPE_CHECKING:
@@ -203,10 +203,24 @@ class CacheWrite(SmallOperation):
 
     def near_case(self, case: WriteCase, number: int) -> WriteCase:
         """Return a case with the features of another one, other sizes, slots and scales."""
-        return near_write(case, number)
+        chance = random.Random(number)  # noqa: S311 - no secret
+        scaled = case.is_fp8 and not case.per_token_head
+        return replace(
+            case,
+            num_tokens=chance.choice((case.num_tokens, 1, 2, 3, 5, 19)),
+            num_heads=chance.choice((case.num_heads, 1, 2, 3)),
+            head_size=near_size(case.head_size, number),
+            spare_pages=case.spare_pages + chance.randrange(2),
+            k_scale=case.k_scale * chance.choice((1.0, 1.25)) if scaled else 1.0,
+            v_scale=case.v_scale * chance.choice((1.0, 0.75)) if scaled else 1.0,
+            magnitude=case.magnitude * chance.choice((1.0, 1.0, 4.0)),
+            shuffled=case.shuffled or number % 3 == 0,
+            head_gap=case.head_gap or chance.choice((0, 4)),
+            seed=number,
+        )
 
     def explain(self, experiment: Experiment, relation: str | None) -> Explanation:
         """Return which slots and tokens are wrong, and which typical mistake gives that."""
         from fuzz_attn.operations.cache_write.write_explain import explain  # noqa: PLC0415 - imports torch
 
-        return explain(experiment)
+        return explain(experiment, self)

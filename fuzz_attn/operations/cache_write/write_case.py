@@ -6,13 +6,12 @@ Keys and values of the new tokens are ``[num_tokens, num_heads, head_size]``. Sl
 
 from __future__ import annotations
 
-import random
 import zlib
 from typing import Annotated, Final, Literal, TypeAlias, cast, get_args
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import force_setattr
 
 from fuzz_attn.case.aspect_table import AspectTable
 from fuzz_attn.case.aspects import CONTRACT, SIMPLEST_SIZE
@@ -29,7 +28,6 @@ from fuzz_attn.operations.small_operation import (
     far_aspect,
     far_words,
     fitting,
-    near_size,
     when,
 )
 
@@ -394,25 +392,3 @@ KINDS: Final = (
 )  # fmt: skip
 TABLE: Final = AspectTable(ODDITIES, KINDS, ())
 """All aspects."""
-
-
-def near_write(case: WriteCase, number: int) -> WriteCase:
-    """Return a case with the features of another one, other sizes, slots and scales.
-
-    Raises ``CaseError`` if it cannot exist.
-    """
-    chance = random.Random(number)  # noqa: S311 - no secret
-    scaled = case.is_fp8 and not case.per_token_head
-    return replace(
-        case,
-        num_tokens=chance.choice((case.num_tokens, 1, 2, 3, 5, 19)),
-        num_heads=chance.choice((case.num_heads, 1, 2, 3)),
-        head_size=near_size(case.head_size, number),
-        spare_pages=case.spare_pages + chance.randrange(2),
-        k_scale=case.k_scale * chance.choice((1.0, 1.25)) if scaled else 1.0,
-        v_scale=case.v_scale * chance.choice((1.0, 0.75)) if scaled else 1.0,
-        magnitude=case.magnitude * chance.choice((1.0, 1.0, 4.0)),
-        shuffled=case.shuffled or number % 3 == 0,
-        head_gap=case.head_gap or chance.choice((0, 4)),
-        seed=number,
-    )

@@ -13,11 +13,10 @@ from typing import Final, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason, factor, ranges
+from fuzz_attn.forensics.near_cases import Kind, near_cases
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
-from fuzz_attn.operations.cache_write.write_case import near_write
 from fuzz_attn.operations.cache_write.write_experiment import NAMES, WriteExperiment, parts_of, stored
 from fuzz_attn.operations.cache_write.write_tensors import NOWHERE, WriteTensors
 from fuzz_attn.oracle.comparison import judge
@@ -70,7 +69,7 @@ class Cache(NamedTuple):
         return next((token for token in range(len(self.slots)) if self.holds(slot, token)), None)
 
 
-def explain(experiment: Experiment) -> Explanation:
+def explain(experiment: Experiment, kind: Kind) -> Explanation:
     """Return what is wrong in the caches after the first launch, the first of K and V that tells."""
     assert isinstance(experiment, WriteExperiment)
     if experiment.first.error:
@@ -78,7 +77,7 @@ def explain(experiment: Experiment) -> Explanation:
     tensors: WriteTensors = experiment.left
     found: dict[tuple[Reason, str], list[str]] = {}
     for name in sorted(tensors.outputs, key=lambda name: name not in NAMES):  # numbers follow from their scales
-        for reason, words in _findings(_cache(experiment, tensors, name), experiment, tensors):
+        for reason, words in _findings(_cache(experiment, tensors, name), experiment, tensors, kind):
             found.setdefault((reason, words), []).append(name)
     findings = [Finding(reason, f"{' and '.join(names)}: {words}") for (reason, words), names in found.items()]
     seen = [Finding("address", each.message) for each in experiment.first.observations[:1]]
@@ -100,11 +99,9 @@ def _without_features(finding: Finding, experiment: WriteExperiment) -> Finding:
     )
     case = experiment.case
     for name, value, words, why in changes:
-        if getattr(case, name) != value:
-            other = WriteExperiment(replace(case, **{name: value}), experiment.target, experiment.backend)
-            launch = other.first
-            if not (launch.error or launch.observations) and judge(launch.tensors, other.reference).passed:
-                return Finding(finding.reason, f"{finding.words}; right {words}: {why}")
+        plain = replace(case, **{name: value})
+        if plain != case and experiment.with_target(plain, experiment.target).is_right:
+            return Finding(finding.reason, f"{finding.words}; right {words}: {why}")
     return finding
 
 
@@ -121,11 +118,13 @@ def _cache(experiment: WriteExperiment, tensors: WriteTensors, name: str) -> Cac
     return Cache(name, held, written.flatten(1).any(1), tensors.slot_mapping.tolist(), known)
 
 
-def _findings(cache: Cache, experiment: WriteExperiment, tensors: WriteTensors) -> Iterator[tuple[Reason, str]]:
+def _findings(
+    cache: Cache, experiment: WriteExperiment, tensors: WriteTensors, kind: Kind
+) -> Iterator[tuple[Reason, str]]:
     """Yield what is wrong in one cache: a mistake that gives all of it, else wrong slots."""
     launched, known = experiment.first.tensors, experiment.reference[cache.name]
     if not judge(launched, {cache.name: known}).passed:
-        fitting = _confirmed(_fitting(experiment, cache.name), experiment, cache.name)
+        fitting = _confirmed(_fitting(experiment, cache.name), experiment, cache.name, kind)
         if fitting:
             yield fitting[0][0], OR.join(words for _, words in fitting)
             return
@@ -150,20 +149,19 @@ def _fitting(experiment: WriteExperiment, name: str) -> list[tuple[Reason, str]]
     ]
 
 
-def _confirmed(fitting: list[tuple[Reason, str]], experiment: WriteExperiment, name: str) -> list[tuple[Reason, str]]:
+def _confirmed(
+    fitting: list[tuple[Reason, str]], experiment: WriteExperiment, name: str, kind: Kind
+) -> list[tuple[Reason, str]]:
     """Return those mistakes that also give what near cases hold, where these are wrong.
 
     One column may fit by chance.
     """
-    numbers = iter(range(1, NEAR + 1))
-    while fitting and (number := next(numbers, 0)):
-        try:
-            near = experiment.with_target(near_write(experiment.case, number), experiment.target)
-            if near.first.error or near.first.observations:
-                continue
-        except FuzzAttnError:
+    for case in near_cases(kind, experiment.case, 1, NEAR + 1) if fitting else ():
+        if kind.unpromised(case, experiment.target.domain):
             continue
-        if not judge(near.first.tensors, {name: near.reference[name]}).passed:
+        near = experiment.with_target(case, experiment.target)
+        ran = not (near.first.error or near.first.observations)
+        if ran and not judge(near.first.tensors, {name: near.reference[name]}).passed:
             possible = {words for _, words, _ in _mistakes(name, near.left)}
             fits = {words for _, words in _fitting(near, name)}
             fitting = [(reason, words) for reason, words in fitting if words in fits or words not in possible]

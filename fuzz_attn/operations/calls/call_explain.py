@@ -73,7 +73,7 @@ def explain(experiment: CallExperiment) -> Explanation:
 
 
 def _of_first_call(experiment: CallExperiment, case: CallSequence) -> Explanation:
-    """Return why the first call is wrong, for which no other call matters, in the words for that call alone."""
+    """Return why the first call is wrong: the explanation of a case with only that call."""
     first = case.calls[0].case
     single = experiment.single.experiment(first, experiment.target, experiment.backend, strict=experiment.strict)
     experiment.learn(single)

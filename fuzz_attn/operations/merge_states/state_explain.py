@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason
+from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason, ranges
 from fuzz_attn.operations.merge_states.state_experiment import StateExperiment, merge
 from fuzz_attn.operations.merge_states.state_tensors import EMPTY, StateTensors
 from fuzz_attn.oracle.comparison import judge
@@ -54,7 +54,26 @@ def explain(experiment: Experiment) -> Explanation:
             words = f"{outside.message}: a store lacks a mask, or has a wrong stride"
             return Explanation((Finding("address", words),), launches=1)
         return _unknown("the outputs of this launch are right")
+    if lost := [words for name in sorted(wrong) if (words := _never_written(experiment, name))]:
+        return Explanation((Finding("unwritten", "; ".join(lost)),), launches=1)
     return _of_outputs(experiment, right, wrong) or _unknown("no typical mistake gives these outputs")
+
+
+def _never_written(experiment: StateExperiment, name: str) -> str:
+    """Return which elements of an output the target has not written, in words; an empty text where it wrote all."""
+    lost = experiment.first.tensors.outputs[name].unwritten
+    if not bool(lost.any()):
+        return ""
+    axes = ("token", "head", "column")[: lost.dim()]
+    words = []
+    for place, axis in enumerate(axes):
+        indices = lost.movedim(place, 0).flatten(1).any(1).nonzero().flatten().tolist()
+        if axis == "token" or len(indices) < lost.shape[place]:
+            words.append(f"{axis}{'s' * (len(indices) > 1)} {ranges(indices)}")
+    rows = lost.reshape(*lost.shape[:2], -1).any(-1)
+    empty = experiment.reference["lse"].value == EMPTY
+    why = ", whose states have no keys" if torch.equal(rows, empty) and not bool(empty.all()) else ""
+    return f"{name}: {', '.join(words)}{why}: never written"
 
 
 def _of_strides(experiment: StateExperiment) -> str:
@@ -62,9 +81,7 @@ def _of_strides(experiment: StateExperiment) -> str:
     case = experiment.case
     for axis in case.far_axes:
         near = tuple(other for other in case.far_axes if other != axis)
-        judged = experiment.with_target(replace(case, far_axes=near), experiment.target)
-        launch = judged.first
-        if not (launch.error or launch.observations) and judge(launch.tensors, judged.reference).passed:
+        if experiment.with_target(replace(case, far_axes=near), experiment.target).is_right:
             tensor, _, name = axis.rpartition("_")
             return f"; right where {name}s of {tensor} follow one another: another stride than theirs is used"
     return ""
@@ -123,8 +140,7 @@ def reads_empty_states(experiment: StateExperiment) -> bool:
     case = experiment.case
     if case.poison == "zero":
         return False
-    other = StateExperiment(replace(case, poison="zero"), experiment.target, experiment.backend)
-    return not other.first.error and judge(other.first.tensors, other.reference).passed
+    return experiment.with_target(replace(case, poison="zero"), experiment.target).is_right
 
 
 def _unknown(words: str) -> Explanation:
