@@ -21,6 +21,7 @@ from fuzz_attn.forensics.explanation import Explanation, Finding, count, ranges,
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS, Inquiry
 from fuzz_attn.forensics.lab import SECONDS
 from fuzz_attn.forensics.missing_launches import missing_launch, small_block
+from fuzz_attn.forensics.overwritten_rows import overwritten_rows
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
@@ -177,6 +178,7 @@ def _explained(experiment: Experiment, relation: str | None) -> Explanation:
             return told
     outside = (
         _of_missing_launch(experiment, found)
+        or _of_overwritten_rows(experiment, found)
         or _of_far_pages(experiment, found)
         or _of_unwritten_parts(experiment, found)
     )
@@ -241,6 +243,12 @@ def _of_missing_launch(experiment: Experiment, found: Explanation) -> Explanatio
     first = found.findings[0]
     missing = missing_launch(experiment, first) or small_block(experiment, first)
     return None if missing is None else msgspec.structs.replace(found, findings=(missing, *found.findings[1:]))
+
+
+def _of_overwritten_rows(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return that a later kernel of the call stores rows that were right, with what they hold then."""
+    first = overwritten_rows(experiment)
+    return None if first is None else msgspec.structs.replace(found, findings=(first, *found.findings)[:MOST_FINDINGS])
 
 
 def _of_unwritten_parts(experiment: Experiment, found: Explanation) -> Explanation | None:

@@ -40,8 +40,9 @@ from fuzz_attn.forensics.inquiry import MOST_FINDINGS
 from fuzz_attn.forensics.near_cases import Kind, healthy_cases, near_cases
 from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.properties.experiment import Experiment, Launch
+from fuzz_attn.simulator.condition_changes import Change
 from fuzz_attn.simulator.formulas import Array, Read, kind_of
-from fuzz_attn.simulator.kernel_changes import OTHER_LOAD, Change, changes_of
+from fuzz_attn.simulator.kernel_changes import OTHER_LOAD, changes_of
 from fuzz_attn.simulator.switches import NOT_HERE, Grid, Key, Site, Switches
 from fuzz_attn.ttir.ir import Location
 
@@ -79,6 +80,8 @@ LIKELIEST: Final = 1.0
 """The rank below which a change, such as < for <=, is shown beside a sure cause though few launches were right."""
 AS_LIKELY: Final = 0.5
 """How much higher the rank of another change may be, for it to be named too."""
+OBSERVED: Final = 5.0
+"""What it falls by at a line where a sanitizer found something, which few changes are at."""
 INTEGERS_LATER: Final = 1.5
 """What the rank of a change of an integer grows by where the keys are right and their weights are not."""
 MOST_PROGRAMS: Final = 32
@@ -157,6 +160,7 @@ class RepairSearch:
         self._effects: dict[tuple[Site, str], int] = {}
         self._chosen: Candidate | None = None
         self._kernels: set[str] = set()
+        self._observed = {each.site for each in experiment.first.observations}
         self._differs, self._by = False, 0.0
         self.found: list[Candidate] = []
 
@@ -414,9 +418,12 @@ class RepairSearch:
         return sorted([*found.values(), *arguments, *grids], key=self._order_of)
 
     def _order_of(self, candidate: Candidate) -> float:
-        """Return the rank of a change, higher for one of an integer where only numbers are wrong."""
-        integer = isinstance(candidate, AtPlace) and candidate.element in ("i32", "i64")
-        return candidate.order + INTEGERS_LATER * (integer and self.of_numbers)
+        """Return when a change is tried: an integer later where only numbers are wrong, a line with a finding first."""
+        if not isinstance(candidate, AtPlace):
+            return candidate.order
+        integer = candidate.element in ("i32", "i64")
+        seen = f"{candidate.key.file}:{candidate.key.line}" in self._observed
+        return candidate.order + INTEGERS_LATER * (integer and self.of_numbers) - OBSERVED * seen
 
     def _differing(self, trial: Trial) -> Differing:
         """Return the changes of each site that would give another value in a launch that has none of them."""

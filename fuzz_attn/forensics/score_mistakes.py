@@ -316,7 +316,7 @@ def _wrong_scale(number: float, words: str, seen: Comparison, fitted: int) -> It
     """Yield the mistake of a factor on the scores, once for each wrong softmax scale that it would be."""
     names = _names(number, seen.case) or [""]
     if "new" in words:
-        names = [name.replace("it is applied twice", "they are not quantised") for name in names]
+        names = [name.replace("k_scale: it is applied twice", "k_scale: they are not quantised") for name in names]
     for name in names:
         named = factor(number) + (f", {name}" if name else "")
         yield Mistake("scale", f"the scores{words} have a wrong scale (factor {named})", fitted)
@@ -352,8 +352,17 @@ def _factors_by_name(case: AttentionCase) -> dict[str, float]:
     }
     if case.softmax_scale:
         found["1 / softmax_scale: softmax_scale is not applied"] = 1 / case.softmax_scale
-        found["1 / sqrt(head size) for softmax_scale"] = size**-0.5 / case.softmax_scale
-        found["1 / sqrt(query heads) for softmax_scale"] = case.heads.num_query_heads**-0.5 / case.softmax_scale
+        found["softmax_scale: it is applied twice"] = case.softmax_scale
+        sizes = {
+            "head size": size,
+            "query heads": case.heads.num_query_heads,
+            "value size": case.heads.head_size_v,
+            "padded head size": 1 << (size - 1).bit_length(),
+        }
+        for name, number in sizes.items():
+            if name in ("value size", "padded head size") and number == size:
+                continue
+            found[f"1 / sqrt({name}) for softmax_scale"] = number**-0.5 / case.softmax_scale
     return {name: number for name, number in found.items() if abs(number - 1) > 1e-6}
 
 

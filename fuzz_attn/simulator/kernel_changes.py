@@ -9,13 +9,14 @@ import linecache
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import numpy as np
 
 from fuzz_attn.errors import UnknownValueError
+from fuzz_attn.simulator.condition_changes import Change, Conditions, full
 from fuzz_attn.simulator.formulas import (
     BINARY,
     CASTS,
@@ -32,7 +33,7 @@ from fuzz_attn.simulator.formulas import (
     ranked,
     variable_of,
 )
-from fuzz_attn.simulator.site_values import SUMS, SiteValues, fits, like_constants, other_numbers, reduction_of, similar
+from fuzz_attn.simulator.site_values import SUMS, fits, like_constants, other_numbers, reduction_of, similar
 from fuzz_attn.simulator.switches import Compute, Site, Switches
 from fuzz_attn.ttir.ir import Location, Operation, Value
 
@@ -80,19 +81,6 @@ _RENAMED: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Change:
-    """What may stand in place of a value: ``name`` is that of the same change elsewhere, in other kernels too."""
-
-    name: str
-    old: str
-    new: str
-    rank: float
-    compute: Compute
-    place: Location | None = None
-    """The line to name, where that is not the value's own."""
-
-
 def changes_of(site: Site, switches: Switches) -> list[Change]:
     """Return the changes of a site, the likeliest first; each name once."""
     found: dict[str, Change] = {}
@@ -103,7 +91,7 @@ def changes_of(site: Site, switches: Switches) -> list[Change]:
     return sorted(found.values(), key=lambda change: change.rank)
 
 
-class _Proposer(SiteValues):
+class _Proposer(Conditions):
     """Proposes what may stand in place of the value of one site."""
 
     def __init__(self, site: Site, switches: Switches) -> None:
@@ -129,7 +117,7 @@ class _Proposer(SiteValues):
         yield from self._left_out()
         yield from self._value()
         if self.kind == "i1":
-            yield from self._conditions()
+            yield from self.conditions()
         if self.kind == "int":
             yield from self._integers()
         if self.kind == "f32":
@@ -496,7 +484,7 @@ class _Proposer(SiteValues):
         if number is not None and not isinstance(number, bool):
             for near, rank in other_numbers(number):
                 words = f"{near:.6g}" if isinstance(near, float) else str(near)
-                yield Change(f"number {near}", self.old, words, rank, partial(_full, near))
+                yield Change(f"number {near}", self.old, words, rank, partial(full, near))
         for other in self.alike(self.site.value):
             if self.root(other) is self.root(self.site.value):
                 continue
@@ -511,46 +499,6 @@ class _Proposer(SiteValues):
 
     def _with_axes(self, other: Value, read: Read) -> Array:
         return self.axes_of(self.site.value, other, read(other))
-
-    def _conditions(self) -> Iterator[Change]:
-        for truth in (True, False):
-            yield Change(f"always {truth}", self.old, str(truth), 1, partial(_full, truth))
-        yield Change("negated", self.old, f"not ({self.old})", 1, lambda _, value: ~value)
-        for mask in self.alike(self.site.value):
-            words = self.words(mask)
-            for name in ("arith.andi", "arith.ori"):
-                sign, function = BINARY[name]
-                yield self._with(f"{sign} {self.label(mask)}", f"{self.old} {sign} {words}", 2, function, mask)
-        integers = self.named("int")
-        tiles = [value for value in self.tiles() if kind_of(value.type) == "int"]
-        for tile in tiles:
-            for limit in integers:
-                if limit.type.shape or "stride" in self.words(limit):
-                    continue
-                if self.root(limit) is not self.root(tile):
-                    for predicate in ("lt", "ge"):
-                        yield self._compared(tile, limit, *PREDICATES[predicate])
-
-    def _compared(self, tile: Value, limit: Value, sign: str, function: Callable[[Array, Array], Array]) -> Change:
-        def compute(read: Read, value: Array) -> Array:
-            rank = len(self.type.shape)
-            result: Array = value & function(ranked(read(tile), rank), ranked(read(limit), rank))
-            return result
-
-        words = f"{self.words(tile, 1)} {sign} {self.words(limit, 1)}"
-        name = f"& {self.label(tile)} {sign} {self.label(limit)}"
-        return Change(name, self.old, f"{self.old} & ({words})", 7, compute)
-
-    def _with(
-        self, name: str, words: str, rank: float, function: Callable[[Array, Array], Array], other: Value
-    ) -> Change:
-        def compute(read: Read, value: Array) -> Array:
-            found = ranked(read(other), len(self.type.shape))
-            if value.dtype.kind == "i":
-                found = found.astype(value.dtype, copy=False)
-            return function(value, found)
-
-        return Change(name, self.old, words, rank, compute)
 
     def _integers(self) -> Iterator[Change]:
         for step in (1, -1):
@@ -568,17 +516,17 @@ class _Proposer(SiteValues):
             if not users <= SUMS and number is None and not stride:
                 for sign, name in (("+", "arith.addi"), ("-", "arith.subi")):
                     new = binary_in_words(sign, self.old, words)
-                    yield self._with(f"{sign} {self.label(other)}", new, 4, BINARY[name][1], other)
+                    yield self.with_other(f"{sign} {self.label(other)}", new, 4, BINARY[name][1], other)
             if other.type.shape or (number is not None and number < 2):
                 continue
             if not users <= {"arith.muli"}:
                 new = binary_in_words("*", self.old, words)
-                yield self._with(f"* {self.label(other)}", new, 3 if stride else 5, np.multiply, other)
+                yield self.with_other(f"* {self.label(other)}", new, 3 if stride else 5, np.multiply, other)
             if stride:
                 continue
             for sign, name in (("//", "arith.divsi"), ("%", "arith.remsi")):
                 new = binary_in_words(sign, self.old, words)
-                yield self._with(f"{sign} {self.label(other)}", new, 5, BINARY[name][1], other)
+                yield self.with_other(f"{sign} {self.label(other)}", new, 5, BINARY[name][1], other)
             yield from self._limited(other, number)
 
     def _limited(self, other: Value, number: float | None) -> Iterator[Change]:
@@ -586,11 +534,11 @@ class _Proposer(SiteValues):
         words = self.words(other)
         if number is not None:
             new = f"{self.old} // {words} * {words}"
-            yield self._with(f"down to {self.label(other)}", new, 5, _rounded_down, other)
+            yield self.with_other(f"down to {self.label(other)}", new, 5, _rounded_down, other)
             return
         for sign, name in (("min", "arith.minsi"), ("max", "arith.maxsi")):
             new = binary_in_words(sign, self.old, words)
-            yield self._with(f"{sign} {self.label(other)}", new, 5, BINARY[name][1], other)
+            yield self.with_other(f"{sign} {self.label(other)}", new, 5, BINARY[name][1], other)
 
     def _floats(self) -> Iterator[Change]:
         for number, words in ((2.0, "2"), (0.5, "0.5"), (-1.0, "-1"), (LOG2_E, "log2(e)"), (1 / LOG2_E, "ln(2)")):
@@ -610,7 +558,7 @@ class _Proposer(SiteValues):
             for sign, name in _FACTORS if of_rows else (*_FACTORS, ("+", "arith.addf"), ("-", "arith.subf")):
                 new = binary_in_words(sign, self.old, words)
                 rank = 4 if sign in "+-" else 3 if other.type.shape else 2
-                yield self._with(f"{sign} {self.label(other)}", new, rank, BINARY[name][1], other)
+                yield self.with_other(f"{sign} {self.label(other)}", new, rank, BINARY[name][1], other)
         for parameter in self.site.kernel.function.parameters:
             if parameter.type.pointer and parameter.type.element == "f32" and similar(parameter.name, "scale"):
                 words = f"load({parameter.name.removeprefix('%')})"
@@ -663,10 +611,6 @@ def _places(operation: Operation) -> tuple[Location, ...]:
 _OF_THE_FIRST: Final = frozenset(f"arith.{name}" for name in ("divsi", "remsi", "subi", "divf", "subf"))
 """Operations on their first operand, for which the second one cannot stand."""
 _FACTORS: Final = (("*", "arith.mulf"), ("/", "arith.divf"))
-
-
-def _full(number: float, _: Read, value: Array) -> Array:
-    return np.full_like(value, number)
 
 
 def _read(other: Value, read: Read) -> Array:

@@ -66,6 +66,8 @@ PLANTED = {
     "table_without_row_stride": r"paged_attention\.py:\d+, `seq_idx` to `seq_idx \* block_table_stride`",
     # a sum that is rounded
     "sum_rounded_after_each_state": r"merge_states\.py:\d+, `(total \+ \(weight \* ...\)) in f16` to `\1`",
+    # a mask of a store without the limit of its columns
+    "padding_over_the_next_part": r"splits\.py:\d+, `row_mask` to `row_mask & \(dim < HEAD_SIZE_V\)`",
     # a read of what none has written, of which outputs do not tell where it is wrong
     "merge_of_splits_without_the_window": r"A change that avoids it, though the mistake may be elsewhere: ",
 }
