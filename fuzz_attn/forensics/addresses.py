@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from fuzz_attn.forensics.attended_keys import Recovered, place_words, recovered
-from fuzz_attn.forensics.explanation import Finding, Row, factor, is_plausible, ranges, rows_of_case
+from fuzz_attn.forensics.explanation import Finding, Row, is_plausible, ranges, rows_of_case
 from fuzz_attn.forensics.lab import FAR, Array, Lab, by_row, without_scores
+from fuzz_attn.forensics.score_mistakes import named_factor
 from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.logits import score_scale
@@ -136,7 +137,7 @@ def _factor_of_all(lab: Lab, found: Recovered) -> float | None:
 def _scaled(lab: Lab, row: Row, times: float) -> Finding:
     """Return that the scores of a row have a factor, in a launch without what may be wrong beside it."""
     without = " without the soft cap" * bool(lab.case.softcap)
-    words = f"{row.words}, head {row.head}: the scores have a wrong scale (factor {factor(times)}){without}"
+    words = f"{row.words}, head {row.head}: the scores have a wrong scale ({named_factor(times, lab.case)}){without}"
     return Finding("scale", words)
 
 
@@ -279,7 +280,7 @@ def latent_findings(lab: Lab) -> Iterator[Finding]:
         words = f"{row.words}, head {row.head}: columns {ranges(columns)} of q and K, which are no values, are left out"
         yield Finding("address", f"{words} of the scores")
     elif times is not None and is_plausible(times):
-        words = f"{row.words}, head {row.head}: the scores have a wrong scale (factor {factor(times)})"
+        words = f"{row.words}, head {row.head}: the scores have a wrong scale ({named_factor(times, lab.case)})"
         yield Finding("scale", words)
 
 

@@ -17,6 +17,8 @@ MOSTLY: Final = 0.95
 """A change is chance if it gives a very different number in this share of the launches that were right without it."""
 MOSTLY_UNLIKELY: Final = 0.5
 """The same for an unlikely change, such as one that adds a variable."""
+CONSTANT: Final = 1.5
+"""The rank of another number for a constant, which costs a new program."""
 UNLIKELY: Final = 3.0
 """The rank from which a change is unlikely."""
 
@@ -134,6 +136,37 @@ class OfGrid(Candidate):
             tensor = arguments.get(self.size.tensor)
             number = self.size.of(tensor) if isinstance(tensor, torch.Tensor) else None
         return grid if number is None else along(grid, self.axis, max(int(number), grid[self.axis]))
+
+
+NO_NUMBER: Final = OfTensor("", "shape", 0)
+
+
+@dataclass(eq=False)
+class OfConstant(Candidate):
+    """Another number for a constant of a kernel: a stride or a size of a tensor that it is launched with."""
+
+    kernel: str = ""
+    name: str = ""
+    number: OfTensor = NO_NUMBER
+    place: Location = UNKNOWN_LOCATION
+
+    def of(self, arguments: dict[str, Any]) -> int | None:
+        """Return the number for a launch; None where its tensor has no such axis."""
+        tensor = arguments.get(self.number.tensor)
+        return self.number.of(tensor) if isinstance(tensor, torch.Tensor) else None
+
+
+def of_constants(launched: Launched) -> Iterator[OfConstant]:
+    """Yield other numbers for each constant of a launch that may be a size, those with a like name first."""
+    for (tensor, _), given in launched.arguments.items():
+        for axis in range(given.dim() if isinstance(given, torch.Tensor) else 0):
+            number = OfTensor(tensor, "shape", axis)
+            for constant, value in launched.constants.items():
+                if value > 1 and number.of(given) not in (0, 1, value):
+                    order = CONSTANT + (not similar(constant, tensor))
+                    found = OfConstant(order, constant.rpartition(".")[2], number.words, kernel=launched.kernel)
+                    found.name, found.number, found.place = constant, number, launched.location
+                    yield found
 
 
 def along(grid: Grid, axis: int, number: int) -> Grid:

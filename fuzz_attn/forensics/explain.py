@@ -30,6 +30,8 @@ from fuzz_attn.properties.named_paths import named_paths
 WIDE_HEAD: Final = 24
 """A head size for which the padding to a power of two overlaps the next head in part only."""
 NO_LIMIT: Final = 4096
+OTHER_VALUES: Final = (8, 4)
+"""Sizes of values that are tried where a scale may be that of another size; the second one where it is the first."""
 
 
 class Growth(NamedTuple):
@@ -63,6 +65,18 @@ def with_other_scales(case: AttentionCase) -> AttentionCase | None:
     scales = msgspec.structs.replace(case.scales, k=0.75, v=1.25, q=1.5 if is_fp8(case.dtypes.q) else case.scales.q)
     try:
         return replace(longer, scales=scales)
+    except CaseError:
+        return None
+
+
+def with_other_sizes(case: AttentionCase) -> AttentionCase | None:
+    """Return a longer case whose numbers of heads and columns of a value differ; None without a size of values."""
+    longer = _grown(case, Growth(21, 3)) if case.heads.value_size else None
+    if longer is None:
+        return None
+    size = OTHER_VALUES[case.heads.value_size == OTHER_VALUES[0]]
+    try:
+        return replace(longer, heads=msgspec.structs.replace(longer.heads, num_queries_per_kv=3, value_size=size))
     except CaseError:
         return None
 
@@ -204,8 +218,9 @@ def _of_siblings(experiment: Experiment, found: Explanation, until: float) -> Ex
     Where that is what the case itself shows, perhaps beside other mistakes, the words are those of the case.
     """
     launches, own = found.launches, found.findings[0]
-    scaled = with_other_scales(experiment.case) if found.reason in ("scale", "arithmetic") else None
-    for case in (*([scaled] if scaled else []), *siblings(experiment.case)):
+    of_scales = found.reason in ("scale", "arithmetic")
+    scaled = (with_other_scales(experiment.case), with_other_sizes(experiment.case)) if of_scales else ()
+    for case in (*filter(None, scaled), *siblings(experiment.case)):
         told = _told(experiment, case, until)
         launches += told.launches if told is not None else 0
         weaker = told is not None and told.reason == found.reason == "denominator"
@@ -246,8 +261,8 @@ def _of_missing_launch(experiment: Experiment, found: Explanation) -> Explanatio
 
 
 def _of_overwritten_rows(experiment: Experiment, found: Explanation) -> Explanation | None:
-    """Return that a later kernel of the call stores rows that were right, with what they hold then."""
-    first = overwritten_rows(experiment)
+    """Return that a later kernel of the call stores rows that were right, where none takes them for other rows."""
+    first = None if found.reason == "foreign sequence" else overwritten_rows(experiment)
     return None if first is None else msgspec.structs.replace(found, findings=(first, *found.findings)[:MOST_FINDINGS])
 
 

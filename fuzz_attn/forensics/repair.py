@@ -27,10 +27,12 @@ from fuzz_attn.forensics.candidates import (
     AtPlace,
     Candidate,
     OfArguments,
+    OfConstant,
     OfGrid,
     OfTensor,
     along,
     of_arguments,
+    of_constants,
     of_grids,
     passed_with,
     programs,
@@ -42,7 +44,7 @@ from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.properties.experiment import Experiment, Launch
 from fuzz_attn.simulator.condition_changes import Change
 from fuzz_attn.simulator.formulas import Array, Read, kind_of
-from fuzz_attn.simulator.kernel_changes import OTHER_LOAD, changes_of
+from fuzz_attn.simulator.kernel_changes import MOVED, OTHER_LOAD, changes_of
 from fuzz_attn.simulator.switches import NOT_HERE, Grid, Key, Site, Switches
 from fuzz_attn.ttir.ir import Location
 
@@ -50,8 +52,10 @@ LAUNCHES: Final = 2500
 """Launches in which changes are tried, some 3 ms each."""
 MORE_LAUNCHES: Final = 600
 """Launches after the first change that makes all right, in which others are looked for."""
-SECONDS: Final = 12.0
+SECONDS: Final = 20.0
 """Processor time after which no more changes are tried, for launches that take longer."""
+SECONDS_OF_CONSTANTS: Final = 15.0
+"""The same for constants, each of whose numbers needs a new program."""
 NEAR: Final = 8
 """Near cases on which a change is tried at once."""
 FRESH: Final = 12
@@ -82,6 +86,8 @@ AS_LIKELY: Final = 0.5
 """How much higher the rank of another change may be, for it to be named too."""
 OBSERVED: Final = 5.0
 """What it falls by at a line where a sanitizer found something, which few changes are at."""
+FLOATS_LATER: Final = 3.0
+"""What the rank of a change of a float grows by where a kernel reads or writes outside of a tensor."""
 INTEGERS_LATER: Final = 1.5
 """What the rank of a change of an integer grows by where the keys are right and their weights are not."""
 MOST_PROGRAMS: Final = 32
@@ -149,6 +155,7 @@ class RepairSearch:
     ) -> None:
         self.keys_are_right = found is not None and found.keys_are_right
         self.of_numbers = self.keys_are_right and found is not None and found.reason in _OF_NUMBERS | _OF_SUMS
+        self.of_places = found is not None and found.reason in _OF_PLACES
         self.experiment = experiment
         self.kind = kind
         self.relation = relation
@@ -161,6 +168,7 @@ class RepairSearch:
         self._chosen: Candidate | None = None
         self._kernels: set[str] = set()
         self._observed = {each.site for each in experiment.first.observations}
+        self._is_outside = any(each.kind == "out_of_bounds" for each in experiment.first.observations)
         self._differs, self._by = False, 0.0
         self.found: list[Candidate] = []
 
@@ -178,7 +186,7 @@ class RepairSearch:
                 return None
             trials += self._healthy(HEALTHY - len(trials) + len(failing))
             smallest = min(failing, key=lambda trial: trial.size)
-            found = self._mending(smallest, trials)
+            found = self._mending(smallest, trials) or (self._constants(smallest, trials) if self.of_places else [])
         if not found:
             return None
         fresh = self._trials(NEAR + 1, NEAR + FRESH + 1)
@@ -290,10 +298,12 @@ class RepairSearch:
     def _choose(self, candidate: Candidate | None) -> None:
         """Let the next launch have a change, also in kernels that are seen then for the first time."""
         self._chosen, switches = candidate, self._switches
-        switches.chosen, switches.passing, switches.growing = {}, None, None
+        switches.chosen, switches.passing, switches.growing, switches.making = {}, None, None, None
         if isinstance(candidate, OfArguments):
             others, apart = candidate.others, self._kernels - {candidate.kernel}
             switches.passing = lambda name, passed: passed if name in apart else passed_with(passed, others)
+        elif isinstance(candidate, OfConstant):
+            switches.making = candidate.kernel, candidate.name, candidate.of
         elif isinstance(candidate, OfGrid):
             grown = candidate.grid
             switches.growing = lambda name, grid, passed: grown(grid, passed) if name == candidate.kernel else grid
@@ -352,7 +362,7 @@ class RepairSearch:
             if (
                 self.launches > last
                 or time.process_time() > until
-                or (found and self._order_of(candidate) > self._order_of(found[0]) + 1 and found[-1].steps)
+                or (found and found[-1].steps and self._order_of(candidate) > self._first_order(found[0]) + 1)
             ):
                 break
             effect = self._effect_of(candidate)
@@ -367,6 +377,23 @@ class RepairSearch:
                     last = min(last, self.launches + MORE_LAUNCHES)
                 found.append(candidate)
         return sorted(found, key=_by_likelihood)
+
+    def _constants(self, smallest: Trial, trials: list[Trial]) -> list[Candidate]:
+        """Return the constants of kernels that mend all cases with another number; each number is tried once first."""
+        self._switches.launched = []
+        self._mends(None, smallest)
+        tried: dict[tuple[str, str, int | None], bool] = {}
+        found: list[Candidate] = []
+        until = time.process_time() + SECONDS_OF_CONSTANTS
+        for launched in list(self._switches.launched):
+            arguments = {name: value for (name, _), value in launched.arguments.items()}
+            for candidate in sorted(of_constants(launched), key=lambda one: one.order):
+                key = candidate.kernel, candidate.name, candidate.of(arguments)
+                if time.process_time() < until and key not in tried:
+                    tried[key] = self._mends(candidate, smallest)
+                if tried.get(key) and all(self._mends(candidate, one) for one in trials):
+                    found.append(candidate)
+        return sorted(found, key=lambda one: one.order)
 
     def _effect_of(self, candidate: Candidate) -> object:
         """Return what tells changes apart at one place in the first values that it has in the smallest case."""
@@ -422,8 +449,15 @@ class RepairSearch:
         if not isinstance(candidate, AtPlace):
             return candidate.order
         integer = candidate.element in ("i32", "i64")
-        seen = f"{candidate.key.file}:{candidate.key.line}" in self._observed
+        if candidate.element == "f32" and self._is_outside:
+            return candidate.order + FLOATS_LATER
+        places = (Location(candidate.key.file, candidate.key.line), *candidate.places)
+        seen = any(f"{place.file}:{place.line}" in self._observed for place in places)
         return candidate.order + INTEGERS_LATER * (integer and self.of_numbers) - OBSERVED * seen
+
+    def _first_order(self, found: Candidate) -> float:
+        """Return the rank beyond which others are much less likely than the first change that was found."""
+        return max(found.order, self._order_of(found))
 
     def _differing(self, trial: Trial) -> Differing:
         """Return the changes of each site that would give another value in a launch that has none of them."""
@@ -482,7 +516,7 @@ def _is_right(launch: Launch, reference: Reference) -> bool:
 
 def place_of(candidate: Candidate) -> Location:
     """Return the line of a change: the innermost that has a name in it which only the changed value has, or has not."""
-    if isinstance(candidate, (OfArguments, OfGrid)):
+    if isinstance(candidate, (OfArguments, OfGrid, OfConstant)):
         return candidate.place
     assert isinstance(candidate, AtPlace)
     changed = _names(candidate.new) ^ _names(candidate.old)
@@ -507,6 +541,8 @@ def _described(candidate: Candidate) -> tuple[str, str, str, str]:
     old = candidate.old
     if isinstance(candidate, OfArguments):
         old = f"argument {old} of {candidate.kernel}"
+    if isinstance(candidate, OfConstant):
+        old = f"constant {old} of {candidate.kernel}"
     if isinstance(candidate, OfGrid):
         old = f"{old} of {candidate.kernel}"
     return str(place), _text_of(place), old, candidate.new
@@ -551,10 +587,16 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
     kept = tuple(each for each in findings if not contradicts(repair, search.found[0], each))
     if first.reason in _NO_CAUSES or first not in kept:
         findings = (told, *(each for each in kept if each.reason not in _NO_CAUSES))
-    elif first.vague or (first.reason == "foreign sequence" and repair.is_confirmed):
+    elif first.vague or _leads(repair, search.found[0], findings):
         findings = (told, *findings)
     findings = findings[:MOST_FINDINGS]
     return msgspec.structs.replace(found, findings=findings, repair=repair, launches=found.launches + search.launches)
+
+
+def _leads(repair: Repair, candidate: Candidate, findings: tuple[Finding, ...]) -> bool:
+    """Return whether a change says more than what is seen: keys of another sequence, or several unlike things."""
+    unlike = len({finding.reason for finding in findings}) > 1 and candidate.order < LIKELY
+    return repair.is_confirmed and (findings[0].reason == "foreign sequence" or unlike)
 
 
 def is_chance(repair: Repair, candidate: Candidate, first: Finding) -> bool:
@@ -593,6 +635,8 @@ _TERMS: Final[dict[str, frozenset[str]]] = {
 }
 """Terms of a score or a denominator, and words in the source of what computes them."""
 _PLACES: Final = frozenset({"page", "address", "head mapping", "foreign sequence"})
+_OF_PLACES: Final = _PLACES | {"segment", "tail", "unknown", "unwritten"}
+"""Reasons that a constant which addresses are made of may have."""
 _OF_NUMBERS: Final = frozenset({"sink", "slope", "soft cap", "scale", "denominator"})
 """What is read from numbers, which other mistakes may give too."""
 _OF_SUMS: Final = frozenset({"segment", "tile", "arithmetic"})
@@ -612,7 +656,8 @@ def contradicts(repair: Repair, candidate: Candidate, finding: Finding) -> bool:
         words = {part for name in _names(_source_around(candidate)) for part in name.lower().split("_")}
         named = {term for term, own in _TERMS.items() if own & words}
         about_keys = finding.reason in _PLACES or finding.words.endswith(" twice")
-        other = finding.reason in _TERMS and bool(named) and finding.reason not in named
+        moved = candidate.name.startswith(MOVED)  # terms between the two lines may be meant as well
+        other = finding.reason in _TERMS and bool(named) and finding.reason not in named and not moved
         absorbed = finding.reason == "sink" and "sink" not in named and repair.is_confirmed
         return about_keys or other or absorbed
     seen = ("the denominator", "is not applied")

@@ -370,6 +370,11 @@ def _known(case: AttentionCase) -> tuple[float, ...]:
     return (*_factors_by_name(case).values(), 0.0, -1.0)
 
 
+def named_factor(number: float, case: AttentionCase) -> str:
+    """Return a factor on all scores in words, with what it is."""
+    return ", ".join((f"factor {factor(number)}", *([" or ".join(names)] if (names := _names(number, case)) else [])))
+
+
 def _names(number: float, case: AttentionCase) -> list[str]:
     """Return what a factor is: the first scale of q or k that it can be, or else all softmax scales."""
     known = {name: value for name, value in _factors_by_name(case).items() if abs(value - number) <= 0.01 * abs(value)}

@@ -25,6 +25,10 @@ from fuzz_attn.properties.experiment import Launch
 
 LITTLE_LEFT = 0.05
 """Share of the errors that an explanation may leave."""
+MOST_CONVERTED = 1 << 22
+"""Elements of a cache up to which it is read as integers."""
+LIMITS = frozenset(torch.finfo(TORCH_DTYPES[name]).max for name in ("float8_e4m3fn", "float8_e5m2", "float16"))
+"""The largest numbers of types, which outputs of another type may be clamped to."""
 SEEN = 10.0
 """How many times the largest error a limit must be, for outputs to show that they are cut to it."""
 OF_A_ROW = 0.2
@@ -147,7 +151,10 @@ def output_findings(lab: Lab) -> list[Finding]:
     usable = np.isfinite(bound) & np.isfinite(actual)
     if not usable.any():
         return []
-    return [*_factors(lab, usable), *_clamps(actual, expected, bound, usable)][:1]
+    clamped = list(_clamps(actual, expected, bound, usable))
+    if clamped and float(np.abs(actual[usable]).max()) in LIMITS:  # a factor would give them too, if all are beyond
+        return clamped
+    return [*_factors(lab, usable), *clamped][:1]
 
 
 def _factors(lab: Lab, usable: Array) -> Iterator[Finding]:
@@ -228,7 +235,8 @@ def _clamps(actual: Array, expected: Array, bound: Array, usable: Array) -> Iter
     """Yield the limit that outputs are clamped to too early."""
     limit = float(np.abs(actual[usable]).max(initial=0.0))
     beyond = usable & (np.abs(expected) > limit + bound)
-    if not beyond.any() or limit <= SEEN * float(bound[usable].max()):
+    of_a_type = limit in LIMITS and bool((np.abs(actual[beyond]) == limit).all())
+    if not beyond.any() or (limit <= SEEN * float(bound[usable].max()) and not of_a_type):
         return
     clamped = np.abs(np.clip(expected, -limit, limit) - actual) <= bound + 1e-6 * limit
     if bool(clamped[usable].all()):
@@ -236,18 +244,30 @@ def _clamps(actual: Array, expected: Array, bound: Array, usable: Array) -> Iter
 
 
 def type_findings(lab: Lab) -> Iterator[Finding]:
-    """Yield that the caches are read as the other kind of fp8, if that gives the output."""
+    """Yield that the caches are read as another type, the other kind of fp8 or integers, if that gives the output."""
     case, usable = lab.case, np.isfinite(lab.first.bound) & np.isfinite(lab.first.actual)
     if not is_fp8(case.dtypes.kv) or not usable.any():
         return
-    name: DTypeName = "float8_e5m2" if case.dtypes.kv == "float8_e4m3fn" else "float8_e4m3fn"
-    tensors: AttentionTensors = lab.experiment.first.tensors
+    actual, expected = lab.first.actual[usable], lab.first.expected[usable]
+    for words, other in _read_otherwise(lab.experiment.first.tensors, case.dtypes.kv):
+        read = attend(other, lab.experiment.target.rounding_model)["out"].value.cpu().numpy()
+        if _size(actual - read[usable]) <= LITTLE_LEFT * _size(actual - expected):
+            yield Finding("scale", words)
+            return
+
+
+def _read_otherwise(tensors: AttentionTensors, stored: DTypeName) -> Iterator[tuple[str, AttentionTensors]]:
+    """Yield tensors whose caches are of another type, with what that is in words."""
+    name: DTypeName = "float8_e5m2" if stored == "float8_e4m3fn" else "float8_e4m3fn"
     caches = {cache: bits_of(getattr(tensors, cache)) for cache in ("key_cache", "value_cache")}
     other = dataclasses.replace(tensors, **caches, kv_dtype=TORCH_DTYPES[name])  # type: ignore[arg-type] # by name
-    read = attend(other, lab.experiment.target.rounding_model)["out"].value.cpu().numpy()
-    actual, expected = lab.first.actual[usable], lab.first.expected[usable]
-    if _size(actual - read[usable]) <= LITTLE_LEFT * _size(actual - expected):
-        yield Finding("scale", f"the caches are read as {name}, and hold {case.dtypes.kv}")
+    yield f"the caches are read as {name}, and hold {stored}", other
+    if tensors.value_cache.dtype != torch.uint8 or max(each.numel() for each in caches.values()) > MOST_CONVERTED:
+        return
+    for words, names in (("V", ["value_cache"]), ("K", ["key_cache"]), ("K and V", [*caches])):
+        integers = {each: caches[each].view(torch.uint8).float() for each in names}
+        said = f"the bytes of {words} are read as integers from 0 to 255, and hold {stored}"
+        yield said, dataclasses.replace(tensors, **integers)  # type: ignore[arg-type] # by name
 
 
 def _size(numbers: Array) -> float:

@@ -55,6 +55,8 @@ _NEUTRAL: Final = {
 """Numbers as an operand that leave the operation out, or make nonsense of it."""
 OTHER_LOAD: Final = "other load"
 """How the name of a change begins that may be of another operation of the line, such as another product of factors."""
+MOVED: Final = ("before ", "behind ")
+"""How the name of a change of the order of two operations begins."""
 LIKE_ITS_OWN: Final = -0.5
 """The rank of a constant with a like name, such as the size of a value for that of a key: before one more or less."""
 LOG2_E: Final = math.log2(math.e)
@@ -353,14 +355,19 @@ class _Proposer(Conditions):
                 pending += [operand for operand in maker.operands if operand.type.shape == self.type.shape]
         return found
 
-    def _remade(self, value: Value, given: dict[Value, Array], read: Read, depth: int = 0) -> Array | None:
-        """Return a value made anew of others that are given; None where it is not made of them."""
+    def _remade(
+        self, value: Value, given: dict[Value, Array], read: Read, depth: int = 0, *, scalars: bool = False
+    ) -> Array | None:
+        """Return a value made anew of others that are given; None where it is not made of them.
+
+        Only tiles are made anew, unless ``scalars`` asks for all.
+        """
         if value in given:
             return given[value]
         maker = self.makers.get(value)
-        if maker is None or depth > CHAIN or not is_known(maker) or not value.type.shape:
+        if maker is None or depth > CHAIN or not is_known(maker) or not (value.type.shape or scalars):
             return None
-        parts = [self._remade(operand, given, read, depth + 1) for operand in maker.operands]
+        parts = [self._remade(operand, given, read, depth + 1, scalars=scalars) for operand in maker.operands]
         if all(part is None for part in parts):
             return None
         arrays = [read(operand) if part is None else part for operand, part in zip(maker.operands, parts, strict=True)]
@@ -505,7 +512,9 @@ class _Proposer(Conditions):
             words = f"{self.old} {'+' if step > 0 else '-'} 1"
             yield Change(f"{step:+}", self.old, words, 1.8, partial(_plus, step))
         users = self.users()
-        if self.is_result and self.operation.name in SUMS:
+        if self.addressed and users == {"tt.addptr"}:
+            yield from self._strides_of_its_tensor()
+        if self.is_result and (self.operation.name in SUMS or self.operation.name == "arith.divsi"):
             new = binary_in_words("max", self.old, "0")
             yield Change("max 0", self.old, new, 2.5, lambda _, value: np.maximum(value, 0))
         for other in self.named("int"):
@@ -528,6 +537,40 @@ class _Proposer(Conditions):
                 new = binary_in_words(sign, self.old, words)
                 yield self.with_other(f"{sign} {self.label(other)}", new, 5, BINARY[name][1], other)
             yield from self._limited(other, number)
+
+    def _strides_of_its_tensor(self) -> Iterator[Change]:
+        """Yield an offset into a tensor that is made with that tensor's own strides, in place of another one's."""
+        by_name = {each.name: each for each in self.site.kernel.function.parameters}
+        for tensor in sorted({name.rpartition("stride")[0] for name in by_name} - {"", f"%{self.addressed}"}):
+            own: dict[Value, Value] = {}
+            for name, value in by_name.items():
+                right = by_name.get(f"%{self.addressed}{name.removeprefix(tensor)}")
+                if name.startswith(f"{tensor}stride") and right is not None and right.type == value.type:
+                    own[value] = right
+            if self._parts() & own.keys():
+                words = f"the strides of {tensor.strip('%._')} in place of those of {self.addressed.strip('._')}"
+                rightly = f"those of {self.addressed.strip('._')}"
+                compute = partial(self._with_parameters, own)
+                yield replace(
+                    self.change(f"strides of {self.addressed} for {tensor}", rightly, 1.5, compute), old=words
+                )
+
+    def _parts(self) -> set[Value]:
+        """Return what the value is made of by known operations."""
+        found, pending = set[Value](), [self.site.value]
+        while pending and len(found) < CHAIN:
+            value = pending.pop()
+            if value not in found:
+                found.add(value)
+                maker = self.makers.get(value)
+                pending += maker.operands if maker is not None and is_known(maker) else []
+        return found
+
+    def _with_parameters(self, given: dict[Value, Value], read: Read) -> Array:
+        made = self._remade(self.site.value, {old: read(new) for old, new in given.items()}, read, scalars=True)
+        if made is None:
+            raise UnknownValueError
+        return made
 
     def _limited(self, other: Value, number: float | None) -> Iterator[Change]:
         """Yield the value rounded down to a multiple of a number, or limited by a variable."""

@@ -170,12 +170,13 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Launched:
-    """A launch: its kernel, its arguments by their names and types, its line in the target, and its grid."""
+    """A launch: its kernel, its arguments by their names and types, its line in the target, its grid, its constants."""
 
     kernel: str
     arguments: dict[tuple[str, str], Any]
     location: Location
     grid: Grid = (1, 1, 1)
+    constants: dict[str, int] = field(default_factory=dict)
 
 
 NOT_HERE: Final = (UnknownValueError, ValueError, TypeError, IndexError, OverflowError)
@@ -183,13 +184,17 @@ NOT_HERE: Final = (UnknownValueError, ValueError, TypeError, IndexError, Overflo
 
 
 class _Simulator(Simulator):
-    """A simulator that may change the arguments and the grid of a launch."""
+    """A simulator that may change the arguments, the constants and the grid of a launch."""
 
     def __init__(
-        self, changed: Callable[[str, Bound], Bound], grown: Callable[[str, Bound, Grid], Grid], **given: Any
+        self,
+        changed: Callable[[str, Bound], Bound],
+        remade: Callable[[str, Bound], dict[str, Any]],
+        grown: Callable[[str, Bound, Grid], Grid],
+        **given: Any,
     ) -> None:
         super().__init__(**given)
-        self._changed, self._grown = changed, grown
+        self._changed, self._remade, self._grown = changed, remade, grown
 
     def grid(self, kernel: Any, bound: Bound, grid: Grid) -> Grid:
         """Return the grid of a launch, or another one."""
@@ -200,7 +205,11 @@ class _Simulator(Simulator):
     ) -> Bound:
         """Return the arguments of a launch, bound to its parameters and changed."""
         name = python_function(kernel).__name__
-        return self._changed(name, super().bind(kernel, arguments, keywords, constant_ones=constant_ones))
+        bound = super().bind(kernel, arguments, keywords, constant_ones=constant_ones)
+        constants = self._remade(name, bound)
+        if constants:
+            bound = super().bind(kernel, (), {**bound.values, **constants}, constant_ones=constant_ones)
+        return self._changed(name, bound)
 
 
 Compute = Callable[[Read, Array], Array]
@@ -222,6 +231,8 @@ class Switches:
     launched: list[Launched] = field(default_factory=list)
     _constants: dict[str, int] = field(default_factory=dict)
     passing: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None
+    making: tuple[str, str, Callable[[dict[str, Any]], int | None]] | None = None
+    """The kernel and the constant that is another number, made of the arguments of its launch."""
     growing: Callable[[str, Grid, dict[str, Any]], Grid] | None = None
     most_calls: int = 0
     calls: int = 0
@@ -238,7 +249,7 @@ class Switches:
         """Make the simulator."""
         handlers = {name: partial(self._emit, handler) for name, handler in HANDLERS.items()}
         extension = Extension(handlers, {_SWITCH: self._switched, _NOTE: self._note})
-        self.simulator = _Simulator(self._bound, self._grid, extension=extension, rewrite=self._seen)
+        self.simulator = _Simulator(self._bound, self._constant, self._grid, extension=extension, rewrite=self._seen)
 
     def _bound(self, kernel: str, bound: Bound) -> Bound:
         """Return a launch's arguments with those in place that are chosen."""
@@ -248,6 +259,19 @@ class Switches:
         names = [name for name, _ in bound.form.passed]
         passed = self.passing(kernel, dict(zip(names, bound.passed, strict=True)))
         return Bound(bound.values, [passed[name] for name in names], bound.form)
+
+    def _constant(self, kernel: str, bound: Bound) -> dict[str, Any]:
+        """Return the parameter with the constant that is chosen to be another number; nothing where none is."""
+        if self.making is None or self.making[0] != kernel:
+            return {}
+        _, constant, number_of_launch = self.making
+        number = number_of_launch(
+            {name: value for (name, _), value in zip(bound.form.passed, bound.passed, strict=True)}
+        )
+        parameter, _, part = constant.partition(".")
+        if number is None or parameter not in bound.values:
+            return {}
+        return {parameter: bound.values[parameter]._replace(**{part: number}) if part else number}
 
     def _grid(self, kernel: str, bound: Bound, grid: Grid) -> Grid:
         """Return the grid of a launch, or the one that is chosen."""
@@ -263,7 +287,13 @@ class Switches:
         self._arguments = dict(zip(names, scalars(bound), strict=True))
         self._tensors = dict(zip(names, bound.passed, strict=True))
         self.launched.append(
-            Launched(program.name, dict(zip(bound.form.passed, bound.passed, strict=True)), launch_line(), grid)
+            Launched(
+                program.name,
+                dict(zip(bound.form.passed, bound.passed, strict=True)),
+                launch_line(),
+                grid,
+                constants_of(bound),
+            )
         )
 
     def element(self, parameter: Value, offset: Array | int) -> Array:

@@ -177,7 +177,10 @@ def rejected(error: BaseException, kernel: str) -> LoweringError:
     """Return the rejection of a kernel by the front end, which raised `error`."""
     causes = causes_of(error)
     positions = [position for cause in reversed(causes) for position in compiled_at(cause)]
-    return _rejection(f"Triton cannot lower {kernel}: {error}", name_of(causes[-1]), causes[-1], positions)
+    told = str(error)
+    reason = reason_of(causes[-1])  # which a compilation error with another cause does not repeat
+    words = told if reason in told else f"{reason}: {told}"
+    return _rejection(f"Triton cannot lower {kernel}: {words}", name_of(causes[-1]), causes[-1], positions)
 
 
 def rejection_of(error: BaseException) -> LoweringError | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -60,22 +60,23 @@ def explain(experiment: CallExperiment) -> Explanation:
         return Explanation((Finding("unknown", "the sequence of calls did not fail again"),), launches=len(case.calls))
     number = whole.number
     if not number and not any(call.alongside for call in case.calls[1:2]):
-        return _of_first_call(experiment, case)
+        return _of_call(experiment, case.calls[0].case)
     until = number + 1 + any(call.alongside for call in case.calls[number + 1 : number + 2])
     case = CallSequence(case.calls[:until]) if number else case
     facts = f"it returns what call {whole.same_as} returned, bit for bit" if whole.same_as else "it is wrong"
     forks = experiment.backend.device != _PARENT_MUST_NOT_FORK
     right = [words for words, changed in _parts(case) if not forks or _passes(experiment, changed)]
+    if forks and not right and not _passes(experiment, case.calls[number].case):
+        return _of_call(experiment, case.calls[number].case)
     alone = f", but right {ranged(right)}" if right and forks else ""
     kind = KINDS[_kind(case, right)]
     words = f"{kind}: {list(positions(case))[number]}: {facts}{alone}"
     return Explanation((Finding("earlier call", words, cause=f"earlier call: {kind}"),), launches=6)
 
 
-def _of_first_call(experiment: CallExperiment, case: CallSequence) -> Explanation:
-    """Return why the first call is wrong: the explanation of a case with only that call."""
-    first = case.calls[0].case
-    single = experiment.single.experiment(first, experiment.target, experiment.backend, strict=experiment.strict)
+def _of_call(experiment: CallExperiment, case: Any) -> Explanation:
+    """Return why a call is wrong that needs none of the others: the explanation of a case with only that call."""
+    single = experiment.single.experiment(case, experiment.target, experiment.backend, strict=experiment.strict)
     experiment.learn(single)
     return experiment.single.explain(single, None)
 
