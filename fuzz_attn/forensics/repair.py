@@ -44,7 +44,7 @@ from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.properties.experiment import Experiment, Launch
 from fuzz_attn.simulator.condition_changes import Change
 from fuzz_attn.simulator.formulas import Array, Read, kind_of
-from fuzz_attn.simulator.kernel_changes import MOVED, OTHER_LOAD, changes_of
+from fuzz_attn.simulator.kernel_changes import LIKE_ITS_OWN, MOVED, OTHER_LOAD, changes_of
 from fuzz_attn.simulator.switches import NOT_HERE, Grid, Key, Site, Switches
 from fuzz_attn.ttir.ir import Location
 
@@ -192,7 +192,7 @@ class RepairSearch:
         fresh = self._trials(NEAR + 1, NEAR + FRESH + 1)
         with backend.switched(self._switches):
             fresh = [trial for trial in fresh if self._agrees(trial)]
-            found = [each for each in found[:MOST_CONFIRMED] if all(self._mends(each, trial) for trial in fresh)]
+            found = [each for each in found[:MOST_CONFIRMED] if all(self._mends_there(each, trial) for trial in fresh)]
         failed = sum(trial.failed for trial in (*trials, *fresh))
         self.found = found
         if not found or failed < FEWEST_FAILED:
@@ -211,17 +211,18 @@ class RepairSearch:
             alternatives=tuple(_in_short(each) for each in others[:1]),
         )
         mends = first.steps or (told.is_confirmed and is_of_loop(first))
-        return msgspec.structs.replace(told, avoids=not mends or self._only_reads_less(first))
+        return msgspec.structs.replace(told, avoids=not mends or self._only_reads_less(first, others))
 
-    def _only_reads_less(self, candidate: Candidate) -> bool:
+    def _only_reads_less(self, candidate: Candidate, others: Sequence[Candidate]) -> bool:
         """Return whether a change may only keep a kernel from reading what no kernel has written.
 
         An integer gives other loops or offsets. That helps in the kernel that reads and in the one that writes, and
-        outputs do not tell which of them is wrong.
+        outputs do not tell which of them is wrong. A constant of a like name is, if no other change helps.
         """
         seen = self.experiment.first.observations
         integer = candidate.counts or (isinstance(candidate, AtPlace) and candidate.element in ("i32", "i64"))
-        return integer and any(each.kind == "uninitialised" for each in seen)
+        likely = candidate.order <= LIKE_ITS_OWN and not others
+        return integer and not likely and any(each.kind == "uninitialised" for each in seen)
 
     def _least_grid(self, found: OfGrid, smallest: Trial) -> Grid:
         """Return the grid with the fewest programs along an axis with which the smallest failing case is right."""
@@ -294,6 +295,19 @@ class RepairSearch:
             return False
         finally:
             self._choose(None)
+
+    def _mends_there(self, candidate: Candidate, trial: Trial) -> bool:
+        """Return whether a case is right with a change at its place, or at another such operation of its line.
+
+        Which comparison of a line is the first one depends on what the kernel's constants leave of it.
+        """
+        if self._mends(candidate, trial):
+            return True
+        if not isinstance(candidate, AtPlace):
+            return False
+        key = candidate.key
+        others = [other for other in self._sites if other != key and other._replace(ordinal=key.ordinal) == key]
+        return any(self._mends(replace(candidate, key=other), trial) for other in others)
 
     def _choose(self, candidate: Candidate | None) -> None:
         """Let the next launch have a change, also in kernels that are seen then for the first time."""

@@ -83,6 +83,14 @@ _RENAMED: Final = {
 }
 
 
+_HOW: Final = {
+    **dict.fromkeys(("ltle", "lelt", "gtge", "gegt"), "with equals"),
+    **dict.fromkeys(("ltge", "gelt", "legt", "gtle"), "negated"),
+    **dict.fromkeys(("ltgt", "gtlt", "lege", "gele"), "mirrored"),
+}
+"""How a predicate changes, in the same words for `a < b` and for `b > a`, which the front end may make of it."""
+
+
 def changes_of(site: Site, switches: Switches) -> list[Change]:
     """Return the changes of a site, the likeliest first; each name once."""
     found: dict[str, Change] = {}
@@ -172,8 +180,9 @@ class _Proposer(Conditions):
                     return function(left, right)
 
                 left, right = (self.words(value, 1) for value in self.operation.operands)
-                near = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt", "eq": "ne", "ne": "eq"}[predicate] == other
-                yield self.change(f"predicate {other}", f"{left} {sign} {right}", 0 if near else 1, compute)
+                how = _HOW.get(predicate + other, other)
+                near = how == "with equals" or {predicate, other} == {"eq", "ne"}
+                yield self.change(f"predicate {how}", f"{left} {sign} {right}", 0 if near else 1, compute)
 
     def _renamed(self) -> Iterator[Change]:
         operation = self.operation
@@ -272,9 +281,11 @@ class _Proposer(Conditions):
         for name, constant in given.items():
             if constant in (number, 0, 1) or not own:
                 continue
-            rank = LIKE_ITS_OWN if any(like_constants(name, each) for each in own) else 4
+            alike = [each for each in own if like_constants(name, each)]
             words = name.rpartition(".")[2]
-            yield self._with_operand_of(index, f"constant {name}", words, rank, partial(np.asarray, constant))
+            number = partial(np.asarray, constant)
+            change = self._with_operand_of(index, f"constant {name}", words, LIKE_ITS_OWN if alike else 4, number)
+            yield replace(change, old=self._with_words(index, alike[0].rpartition(".")[2])) if alike else change
 
     def _loaded_instead(self, index: int, value: Value) -> Iterator[Change]:
         """Yield the number behind a pointer of a like name, in place of one that is loaded for more than this."""
@@ -291,15 +302,19 @@ class _Proposer(Conditions):
     def _with_operand_of(self, index: int, name: str, new: str, rank: float, number: Callable[[], Array]) -> Change:
         """Return the operation with a number in place of an operand, which is known when the kernel runs."""
         operation = self.operation
-        words = [self.words(each, 1) for each in operation.operands]
-        words[index] = new
 
         def compute(read: Read) -> Array:
             arrays = [read(each) for each in operation.operands]
             arrays[index] = np.full_like(arrays[index], number().reshape(-1)[0])
             return self.applied(operation, arrays)
 
-        return self.change(name, in_words(operation, words), rank, compute)
+        return self.change(name, self._with_words(index, new), rank, compute)
+
+    def _with_words(self, index: int, new: str) -> str:
+        """Return the operation in words, with others for one operand."""
+        words = [self.words(each, 1) for each in self.operation.operands]
+        words[index] = new
+        return in_words(self.operation, words)
 
     def _wide(self) -> Iterator[Change]:
         """Yield integers that are widened before they are multiplied, not behind."""
