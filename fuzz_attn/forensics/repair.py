@@ -201,7 +201,8 @@ class RepairSearch:
         if isinstance(first, OfGrid) and first.size is None:
             with backend.switched(self._switches):
                 first.new = programs(self._least_grid(first, smallest))
-        likely = [each for each in found[1:] if each.steps == first.steps and each.order <= first.order + AS_LIKELY]
+        as_likely = AS_LIKELY if first.order >= 0 else 0.0  # a constant of a like name is no coincidence
+        likely = [each for each in found[1:] if each.steps == first.steps and each.order <= first.order + as_likely]
         others = [each for each in likely if place_of(each) != place_of(first)]
         told = Repair(
             *_described(found[0]),

@@ -95,7 +95,15 @@ def _slopes(seen: Comparison) -> Iterator[Mistake]:
         shifted = terms.logits() + terms.slopes[:, None] * terms.context
         if seen.explains(terms.weights(shifted)):
             yield Mistake("slope", "ALiBi is counted from the sequence's first key")
-    found = list(_all("slope", "the slopes", weights, seen))
+    from_first = terms.distance + terms.context
+    parts = {"the context": np.where(terms.packed, terms.distance, from_first)}
+    parts["the new tokens"] = np.where(terms.packed, from_first, terms.distance)
+    counted = {
+        f"{part} is counted from the sequence's first key": replace(terms, distance=distance).weights()
+        for part, distance in parts.items()
+        if not (distance == from_first).all()
+    }
+    found = [*_all("slope", "the slopes", weights, seen), *_all("slope", "ALiBi of", counted, seen)]
     yield from found or _fitted(seen)
 
 

@@ -283,8 +283,8 @@ class _Proposer(Conditions):
                 continue
             alike = [each for each in own if like_constants(name, each)]
             words = name.rpartition(".")[2]
-            number = partial(np.asarray, constant)
-            change = self._with_operand_of(index, f"constant {name}", words, LIKE_ITS_OWN if alike else 4, number)
+            new = partial(np.asarray, constant)
+            change = self._with_operand_of(index, f"constant {name}", words, LIKE_ITS_OWN if alike else 4, new)
             yield replace(change, old=self._with_words(index, alike[0].rpartition(".")[2])) if alike else change
 
     def _loaded_instead(self, index: int, value: Value) -> Iterator[Change]:

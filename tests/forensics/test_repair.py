@@ -68,6 +68,16 @@ PLANTED = {
     "sum_rounded_after_each_state": r"merge_states\.py:\d+, `(total \+ \(weight \* ...\)) in f16` to `\1`",
     # a mask of a store without the limit of its columns
     "padding_over_the_next_part": r"splits\.py:\d+, `row_mask` to `row_mask & \(dim < HEAD_SIZE_V\)`",
+    # all strides of another tensor, in one sum
+    "values_with_the_strides_of_keys": r"`the strides of keys in place of those of values` to `those of values`",
+    # a constant that the launcher computes
+    "chunk_of_the_query_type": r"`constant X of kernel_paged_attention_2d` to `keys\.ptr\.shape\[4\]`",
+    # a comparison that is another one of its line in kernels with other constants
+    "empty_splits_are_read": r"`.* >= 0` to `.* > 0`",
+    # a constant by its own name, on the line of the call that passes it
+    "merge_with_padded_splits": r"makes it right: splits\.py:\d+, `.* // NUM_SPLITS_PADDED` to `.* // NUM_SPLITS`",
+    # two kernels that do not agree, of which either may be wrong
+    "parts_without_padding": r"avoids it.*`index \* HEAD_SIZE_PADDED` to `index \* HEAD_SIZE`, or kernel_3d\.py",
     # a read of what none has written, of which outputs do not tell where it is wrong
     "merge_of_splits_without_the_window": r"A change that avoids it, though the mistake may be elsewhere: ",
 }

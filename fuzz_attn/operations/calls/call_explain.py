@@ -60,25 +60,35 @@ def explain(experiment: CallExperiment) -> Explanation:
         return Explanation((Finding("unknown", "the sequence of calls did not fail again"),), launches=len(case.calls))
     number = whole.number
     if not number and not any(call.alongside for call in case.calls[1:2]):
-        return _of_call(experiment, case.calls[0].case)
+        return experiment.single.explain(single_of(experiment, case.calls[0].case), None)
     until = number + 1 + any(call.alongside for call in case.calls[number + 1 : number + 2])
     case = CallSequence(case.calls[:until]) if number else case
     facts = f"it returns what call {whole.same_as} returned, bit for bit" if whole.same_as else "it is wrong"
     forks = experiment.backend.device != _PARENT_MUST_NOT_FORK
     right = [words for words, changed in _parts(case) if not forks or _passes(experiment, changed)]
     if forks and not right and not _passes(experiment, case.calls[number].case):
-        return _of_call(experiment, case.calls[number].case)
+        return experiment.single.explain(single_of(experiment, case.calls[number].case), None)
     alone = f", but right {ranged(right)}" if right and forks else ""
     kind = KINDS[_kind(case, right)]
     words = f"{kind}: {list(positions(case))[number]}: {facts}{alone}"
     return Explanation((Finding("earlier call", words, cause=f"earlier call: {kind}"),), launches=6)
 
 
-def _of_call(experiment: CallExperiment, case: Any) -> Explanation:
-    """Return why a call is wrong that needs none of the others: the explanation of a case with only that call."""
+def wrong_alone(experiment: CallExperiment) -> Any:
+    """Return the case of the failing call if it needs none of the others; None where it does, or nothing fails."""
+    case = experiment.calls
+    whole = _result(experiment, case)
+    if whole is None or not whole.failed or experiment.backend.device == _PARENT_MUST_NOT_FORK:
+        return None
+    alone = case.calls[whole.number].case
+    return None if _passes(experiment, alone) else alone
+
+
+def single_of(experiment: CallExperiment, case: Any) -> Any:
+    """Return the experiment of a case with only one call."""
     single = experiment.single.experiment(case, experiment.target, experiment.backend, strict=experiment.strict)
     experiment.learn(single)
-    return experiment.single.explain(single, None)
+    return single
 
 
 def ranged(words: list[str]) -> str:

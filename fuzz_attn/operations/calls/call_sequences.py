@@ -260,8 +260,11 @@ class CallSequences(Operation):
         return explain(experiment)
 
     def with_repair(self, found: Explanation, experiment: Any, relation: str | None) -> Explanation:
-        """Return the explanation: each call is right alone, so no change of the kernel is looked for."""
-        return found
+        """Return the explanation, with a change of the kernel if a call is wrong alone."""
+        from fuzz_attn.operations.calls.call_explain import single_of, wrong_alone  # noqa: PLC0415 - as above
+
+        case = wrong_alone(experiment)
+        return found if case is None else experiment.single.with_repair(found, single_of(experiment, case), None)
 
     def near_case(self, case: Any, number: int) -> Any:
         """Raise: no case near a sequence is needed."""
