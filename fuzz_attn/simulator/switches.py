@@ -230,6 +230,7 @@ class Switches:
     parsed: Callable[[Sequence[Site]], None] = lambda sites: None
     launched: list[Launched] = field(default_factory=list)
     _constants: dict[str, int] = field(default_factory=dict)
+    _passed: list[str] = field(default_factory=list)
     passing: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None
     making: tuple[str, str, Callable[[dict[str, Any]], int | None]] | None = None
     """The kernel and the constant that is another number, made of the arguments of its launch."""
@@ -253,7 +254,7 @@ class Switches:
 
     def _bound(self, kernel: str, bound: Bound) -> Bound:
         """Return a launch's arguments with those in place that are chosen."""
-        self._constants = constants_of(bound)
+        self._constants, self._passed = constants_of(bound), [name for name, _ in bound.form.passed]
         if self.passing is None:
             return bound
         names = [name for name, _ in bound.form.passed]
@@ -312,6 +313,9 @@ class Switches:
     def _seen(self, function: Function) -> Function:
         if function in self._known:
             return function
+        if len(self._passed) == len(function.parameters):  # Triton 3.6 names a part of a tuple by its number
+            for parameter, name in zip(function.parameters, self._passed, strict=True):
+                parameter.name = f"%{name}"
         kernel = self._known[function] = KernelSites(function, self._constants)
         for site in kernel.sites:
             self._numbers[site.operation, site.key.operand] = len(self.sites)
