@@ -34,7 +34,7 @@ from fuzz_attn.errors import BudgetSpentInterrupt
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.mask_gaps import Explanation
 from fuzz_attn.strategies.covering_arrays import pairwise
-from fuzz_attn.workers.fork_service import fork_server
+from fuzz_attn.workers.fork_service import VARIABLE, fork_server, kind_of, worker_environment
 
 # No test may fail by chance or on a slow machine: Hypothesis draws the same examples each time, and measures no time.
 settings.register_profile(
@@ -100,21 +100,29 @@ def same_terminal() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def same_mode() -> Iterator[None]:
-    """Keep Triton's mode for the tests that follow: commands that run in this process change it."""
-    mode = os.environ.get("TRITON_INTERPRET")
+def same_environment() -> Iterator[None]:
+    """Keep the environment for the tests that follow.
+
+    Commands that run in this process change Triton's mode. Torch notes the folder of its compiler when that is
+    imported, and a worker that had another variable of torch than the fork server would import torch again.
+    """
+    before = dict(os.environ)
     yield
-    if mode is None:
-        os.environ.pop("TRITON_INTERPRET", None)
-    else:
-        os.environ["TRITON_INTERPRET"] = mode
+    changed = {name for name, value in {*before.items()} ^ {*os.environ.items()} if not name.startswith("PYTEST_")}
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def forks() -> Iterator[None]:
-    """Let the workers that tests start be forks of one process that imports torch once."""
+    """Let the workers that tests start be forks of one process that imports torch once, to the last test."""
     with fork_server(PROGRAM):
         yield
+        path = os.environ.get(VARIABLE)
+        assert path is None or Path(path).name == kind_of(worker_environment()), "no worker is a fork any more"
 
 
 def spec_of_target(name: str) -> str:

@@ -314,7 +314,7 @@ def test_the_rounding_of_other_types_is_not_that_of_the_target(judged: Callable[
 
 
 def test_a_run_finds_one_failure_that_replays_and_is_fixed_in_a_right_target(tmp_path: Path) -> None:
-    report = fuzz_attn.verify(f"{BREAKING}:table_of_int64", max_cases=600, max_time=60, workers=1, seed=1, out=tmp_path)
+    report = fuzz_attn.verify(f"{BREAKING}:table_of_int64", max_cases=300, max_time=60, workers=1, seed=1, out=tmp_path)
     (row,) = report.failures
     found = row.counterexample
     assert found.case.contract == INT64
@@ -330,7 +330,7 @@ def test_a_run_finds_one_failure_that_replays_and_is_fixed_in_a_right_target(tmp
 
 def test_arguments_that_are_read_as_dense_are_one_row_that_names_them(tmp_path: Path) -> None:
     target = f"{BREAKING}:dense_metadata"
-    report = fuzz_attn.verify(target, max_cases=1000, max_time=300, workers=1, seed=1, out=tmp_path)
+    report = fuzz_attn.verify(target, max_cases=300, max_time=300, workers=1, seed=1, out=tmp_path)
     (row,) = report.failures
     assert set(contracts_of(row.counterexample)) == DENSE
     assert load_file(Path(row.path)) == row.counterexample, "the file names them too"
