@@ -150,6 +150,14 @@ def with_dense_rows_and_pages(case: CaseFields) -> CaseFields:
     return replace_layout(replace(case, qq_bias=bias), strides=dense)
 
 
+def with_dense_caches(case: C) -> C:
+    """Return the case with caches whose slots, and pages, follow each other without padding."""
+    near = without_far(case.strides, "cache_slot", "cache_head", "cache_dim")
+    paddings = ("cache_slot", "value_slot", "page_head", "key_chunk", "key_slot", "value_dim")
+    strides = msgspec.structs.replace(near, cache="separate", **dict.fromkeys(paddings, 0))
+    return replace_layout(case, strides=strides)
+
+
 def with_empty_sequences(case: CaseFields) -> CaseFields:
     """Return the case with empty sequences; a family with one token each has them only in a batch of none."""
     one_token_each = FAMILIES[case.family].one_token_each
