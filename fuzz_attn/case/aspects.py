@@ -497,7 +497,7 @@ ODDITIES: Final = (
            key="mask", name="mask"),
     Aspect("path", _launch_of, _with_launch, LaunchHints(), refused=True, trait=False, key="launch"),
     _when("2D path", lambda case: case.launch.path == "2d", {"launch.path": "auto"},
-          instead=("", partial(with_fields, changes={"launch.path": "3d"}))),
+          instead=("", partial(with_fields, changes={"launch.path": "3d", "launch.num_segments": 2}))),
     _when("3D path", lambda case: case.launch.path == "3d", {"launch.path": "auto", "launch.num_segments": 0},
           smaller=(_IN_2D, *_each((2, 3, 4), "launch.num_segments")), instead=("", _IN_2D)),
     _size("another num_warps", "launch.num_warps", refused="num_warps", key="num_warps"),

@@ -10,7 +10,7 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.contract_trial import ContractTrial, Form
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.parts import DTypes, PageLayout, Sequence
+from fuzz_attn.case.parts import DTypes, LaunchHints, PageLayout, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Elsewhere, environment_of
@@ -361,6 +361,20 @@ def test_a_side_of_a_size_is_needed_only_if_the_other_side_passes(size: int, lea
     trigger = set(trigger_of(order, judged, Domain()))
     assert trigger & sides == needed
     assert "page size no power of two" in trigger
+
+
+@pytest.mark.parametrize(
+    ("launch", "words"), [(LaunchHints("2d"), "2D path"), (LaunchHints("3d", num_segments=3), "3D path")]
+)
+def test_a_path_is_needed_only_if_the_other_one_passes(launch: LaunchHints, words: str) -> None:
+    """No case of such a target lets it choose."""
+    order, domain = Order(replace(PLAIN, launch=launch)), Domain(paths=("2d", "3d"))
+
+    def in_this_path(order: Order) -> Literal["passes", "fails"]:
+        return "fails" if order.case.launch.path == launch.path else "passes"
+
+    assert words in trigger_of(order, in_this_path, domain)
+    assert words not in trigger_of(order, lambda order: "fails", domain)
 
 
 def test_a_place_is_the_cause_of_outputs_only() -> None:
