@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, repeat
@@ -119,7 +119,7 @@ class SimulatorBackend:
             finally:
                 self.parsed = [*dict.fromkeys((*self.parsed, *session.parsed))]
                 self._arithmetic |= session.arithmetic
-                watch.observations.extend(_observed(finding) for finding in session.findings)
+                watch.observations.extend(_observed(finding) for finding in _causes(session.findings))
 
     @staticmethod
     def _watched(watch: Watch, session: Session) -> Iterator[Watch]:
@@ -217,6 +217,11 @@ def _starting(watch: Watch, session: Session) -> None:
     watch.count_launch()
     if watch.dead is not None:
         session.forget(watch.dead)
+
+
+def _causes(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings without the wrong accesses that follow from an overflow, which is reported itself."""
+    return [each for each in findings if not any(each.follows_from(other) for other in findings)]
 
 
 def _observed(finding: Finding) -> Observation:

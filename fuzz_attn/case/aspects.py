@@ -87,7 +87,8 @@ class Aspect(NamedTuple):
     value; raises :class:`fuzz_attn.errors.CaseError` where the rest of the case does not allow it. ``has_form`` says
     whether true means one simplest form; else types or the domain decide. ``smaller`` are changes that the shrinker
     tries, the simplest first. Being above one of the ``levels`` is a trait too, which ``above`` names. ``named``
-    returns other words of the trait where each of many values shows failures of its own.
+    returns other words of the trait where each of many values shows failures of its own. ``instead`` returns
+    a case that keeps another trait of the same size, which it names, or has the other trait where one of two is needed.
 
     ``refused`` says whether a target may refuse a case for it, under another name where it is a text; a ``growing`` one
     is a size that a target may limit. ``key`` is the field of the compile key that holds its value, and ``bounds`` that
@@ -123,6 +124,7 @@ class Aspect(NamedTuple):
     roles: tuple[str, ...] = ()
     line: str = ""
     name: str = ""
+    instead: tuple[str, Change] | None = None
 
     def present(self, case: CaseFields) -> bool:
         """Return whether a case is more than the simplest one here."""
@@ -233,23 +235,31 @@ def _pages_of_a_sequence(case: CaseFields) -> int:
 
 
 def _block_traits(
-    noun: str, get: Callable[[CaseFields], int], resized: Callable[..., CaseFields]
+    noun: str,
+    get: Callable[[CaseFields], int],
+    resized: Callable[..., CaseFields],
+    scaled: Callable[..., CaseFields],
 ) -> tuple[Aspect, ...]:
-    """Return the traits of a size of heads or pages, which one block of a dot product makes simple."""
+    """Return the traits of a size of heads or pages, which one block of a dot product makes simple.
+
+    ``scaled`` returns a case with another size in which the rest is as large beside it.
+    """
     to_block = partial(resized, size=SIMPLEST_SIZE)
 
     def rounded(case: CaseFields) -> int:
         return 1 << (get(case) - 1).bit_length()
 
+    odd = f"{noun} size no power of two"
+    larger, smaller = partial(scaled, size=_LARGER), partial(scaled, size=_SMALLER)
     return (
-        _when(
-            f"{noun} size no power of two",
-            lambda case: get(case) != rounded(case),
-            lambda case: resized(case, size=rounded(case)),
-        ),
-        _when(f"small {noun}s", lambda case: get(case) < SIMPLEST_SIZE, to_block),
-        _when(f"large {noun}s", lambda case: get(case) > SIMPLEST_SIZE, to_block),
+        _when(odd, lambda case: get(case) != rounded(case), lambda case: resized(case, size=rounded(case))),
+        _when(f"small {noun}s", lambda case: get(case) < SIMPLEST_SIZE, to_block, instead=(odd, larger)),
+        _when(f"large {noun}s", lambda case: get(case) > SIMPLEST_SIZE, to_block, instead=(odd, smaller)),
     )
+
+
+_SMALLER, _LARGER = 12, 24
+"""Sizes of a block that are no power of two."""
 
 
 def _uses(*names: DTypeName) -> Callable[[CaseFields], bool]:
@@ -368,6 +378,8 @@ def _with_launch(case: CaseFields, launch: LaunchHints) -> CaseFields:
     return with_fields(case, {"launch.path": launch.path, "launch.num_segments": launch.num_segments})
 
 
+_IN_2D: Final = partial(with_fields, changes={"launch.path": "2d", "launch.num_segments": 0})
+"""The change to the other path, for targets that no case lets choose."""
 _WINDOWS: Final = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65)
 _GROUPS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32)
 _SIZES: Final = (16, 8, 32, 24, 4, 17, 15, 2, 1, 3, 33, 40, 48, 64, 63, 65, 72, 80, 96, 112, 120, 128, 160, 192)
@@ -484,9 +496,10 @@ ODDITIES: Final = (
     Aspect("mask", lambda case: case.mask.kind, _with_kind, CAUSAL.kind, refused="masks of the kind", trait=False,
            key="mask", name="mask"),
     Aspect("path", _launch_of, _with_launch, LaunchHints(), refused=True, trait=False, key="launch"),
-    _when("2D path", lambda case: case.launch.path == "2d", {"launch.path": "auto"}),
+    _when("2D path", lambda case: case.launch.path == "2d", {"launch.path": "auto"},
+          instead=("", partial(with_fields, changes={"launch.path": "3d", "launch.num_segments": 2}))),
     _when("3D path", lambda case: case.launch.path == "3d", {"launch.path": "auto", "launch.num_segments": 0},
-          smaller=_each((2, 3, 4), "launch.num_segments")),
+          smaller=(_IN_2D, *_each((2, 3, 4), "launch.num_segments")), instead=("", _IN_2D)),
     _size("another num_warps", "launch.num_warps", refused="num_warps", key="num_warps"),
     _size("another num_stages", "launch.num_stages", refused="num_stages", key="num_stages"),
     _size("tile size", "launch.tile_size", tried=(16, 32), refused=True, key="tile_size"),
@@ -546,11 +559,11 @@ KINDS: Final = (
     _size("head size", "heads.head_size", with_head_size, tried=_SIZES, refused=True,
           above="heads larger than {}", levels=(64, 128), key="head_size", bounds="head_sizes", trait=False,
           name="head_size"),
-    *_block_traits("head", attrgetter("heads.head_size"), with_head_size),
+    *_block_traits("head", attrgetter("heads.head_size"), with_head_size, with_head_size),
     _size("page size", "pages.block_size", tried=_SIZES, also=changes.with_page_size, refused=True,
           above="pages larger than {}", levels=(64,), key="block_size", bounds="block_sizes", trait=False,
           name="block_size"),
-    *_block_traits("page", _page_size, changes.with_block_size),
+    *_block_traits("page", _page_size, changes.with_block_size, changes.with_page_size),
     Aspect("type", lambda case: case.dtypes, changes.with_dtypes, DTypes(), refused=True, trait=False, key="dtypes",
            name="dtypes"),
 )  # fmt: skip

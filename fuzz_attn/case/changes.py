@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -15,6 +15,7 @@ from fuzz_attn.case.parts import (
     LARGEST_FIRST_BLOCK,
     DTypes,
     HeadLayout,
+    PageLayout,
     Scales,
     Sequence,
     Strides,
@@ -32,7 +33,7 @@ def replace(case: C, **changes: object) -> C:
 
 
 def replace_layout(case: C, *, family: Family | None = None, strides: Strides | None = None, **changes: object) -> C:
-    """Return the case with another family or other strides, and other fields changed.
+    """Return the case with another family, other strides or sizes of pages, and other fields changed.
 
     Large offsets stay about as many elements into the caches, so page numbers change with the size of a page. Far axes
     are left out where they would need too much memory.
@@ -40,13 +41,14 @@ def replace_layout(case: C, *, family: Family | None = None, strides: Strides | 
     family, strides = family or case.family, strides or case.strides
     if "cache_dim" in strides.far and not FAMILIES[family].cache.is_split:
         strides = without_far(strides, "cache_dim")
-    if case.pages.first_block:
+    pages = cast(PageLayout, changes.get("pages", case.pages))
+    if case.pages.first_block and pages.first_block == case.pages.first_block:
         heads = cast(HeadLayout, changes.get("heads", case.heads))
         before = max(case.cache_layout.page_strides)
-        layout = FAMILIES[family].cache.layout(heads, case.pages.block_size, case.dtypes.kv, strides)
+        layout = FAMILIES[family].cache.layout(heads, pages.block_size, case.dtypes.kv, strides)
         after = max(layout.page_strides)
-        first_block = min(-(-case.pages.first_block * before // after), _largest_first_block(case, family))
-        changes["pages"] = msgspec.structs.replace(case.pages, first_block=first_block)
+        first_block = min(-(-case.pages.first_block * before // after), _largest_first_block(case, family, pages))
+        changes["pages"] = msgspec.structs.replace(pages, first_block=first_block)
     try:
         return replace(case, family=family, strides=strides, **changes)
     except CaseError:
@@ -55,11 +57,11 @@ def replace_layout(case: C, *, family: Family | None = None, strides: Strides | 
         return replace(case, family=family, strides=msgspec.structs.replace(strides, far=()), **changes)
 
 
-def _largest_first_block(case: CaseFields, family: Family) -> int:
+def _largest_first_block(case: CaseFields, family: Family, pages: PageLayout) -> int:
     """Return the largest number of a case's first page; numbers of slots have 31 bits too, where lists have them."""
     if not FAMILIES[family].cache.in_one_row:
         return LARGEST_FIRST_BLOCK
-    size, pages = case.pages.block_size, case.pages
+    size = pages.block_size
     return min(
         LARGEST_FIRST_BLOCK, 2**31 // size - case.total_keys // size - len(case.sequences) - pages.spare_blocks - 2
     )
@@ -67,18 +69,21 @@ def _largest_first_block(case: CaseFields, family: Family) -> int:
 
 def with_field(case: C, path: str, value: Any) -> C:
     """Return the case with one field changed, named like ``window`` or ``pages.permuted``, and all others as before."""
-    part, _, field = path.partition(".")
-    return replace(case, **{part: msgspec.structs.replace(getattr(case, part), **{field: value}) if field else value})
+    return with_fields(case, {path: value})
 
 
 def with_fields(case: C, changes: Mapping[str, Any]) -> C:
-    """Return the case with fields changed; where strides are among them, large offsets stay as large."""
+    """Return the case with fields changed; where they change the size of a page, large offsets stay as large."""
     fields: dict[str, Any] = {}
     for path, value in changes.items():
         part, _, field = path.partition(".")
         whole = fields.get(part, getattr(case, part))
         fields[part] = msgspec.structs.replace(whole, **{field: value}) if field else value
-    return replace_layout(case, **fields) if "strides" in fields else replace(case, **fields)
+    return replace(case, **fields) if _OF_PAGES.isdisjoint(fields) else replace_layout(case, **fields)
+
+
+_OF_PAGES: Final = frozenset(("heads", "pages", "strides"))
+"""The parts of a case on which it depends how many elements a page has."""
 
 
 def _wide(case: CaseFields) -> DTypeName:
@@ -145,6 +150,14 @@ def with_dense_rows_and_pages(case: CaseFields) -> CaseFields:
     return replace_layout(replace(case, qq_bias=bias), strides=dense)
 
 
+def with_dense_caches(case: C) -> C:
+    """Return the case with caches whose slots, and pages, follow each other without padding."""
+    near = without_far(case.strides, "cache_slot", "cache_head", "cache_dim")
+    paddings = ("cache_slot", "value_slot", "page_head", "key_chunk", "key_slot", "value_dim")
+    strides = msgspec.structs.replace(near, cache="separate", **dict.fromkeys(paddings, 0))
+    return replace_layout(case, strides=strides)
+
+
 def with_empty_sequences(case: CaseFields) -> CaseFields:
     """Return the case with empty sequences; a family with one token each has them only in a batch of none."""
     one_token_each = FAMILIES[case.family].one_token_each
@@ -209,7 +222,7 @@ def with_head_size(case: C, size: int) -> C:
     """Return the case with heads of another size; the usual softmax scale follows it."""
     usual = case.softmax_scale == case.heads.head_size**-0.5
     heads = msgspec.structs.replace(case.heads, head_size=size)
-    return replace(case, heads=heads, softmax_scale=size**-0.5 if usual else case.softmax_scale)
+    return replace_layout(case, heads=heads, softmax_scale=size**-0.5 if usual else case.softmax_scale)
 
 
 def with_value_size(case: C, size: int) -> C:

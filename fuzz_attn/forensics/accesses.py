@@ -13,7 +13,7 @@ from fuzz_attn.forensics.explanation import Reason, count, cut_words, rows_of_ca
 from fuzz_attn.inputs.page_map import page_map
 from fuzz_attn.inputs.tensors import AttentionTensors
 
-_NAMES: Final = {
+NAMES: Final = {
     "query": "q",
     "new_keys": "the new keys",
     "new_values": "the new values",
@@ -32,7 +32,7 @@ _REASONS: Final[dict[str, Reason]] = {
     "sinks": "sink",
 }
 DEAD_ENTRY: Final = ", a number that dead entries of the block table hold"
-_CACHES: Final = ("key_cache", "value_cache")
+CACHES: Final = ("key_cache", "value_cache")
 _OF_ORDER: Final = frozenset(("race", "conflicting_store", "unordered_load"))
 SMALLEST_BLOCK: Final = 16
 """Heads of fewer columns are padded to this size, and others to a power of two."""
@@ -70,7 +70,7 @@ def reason_of_access(observation: Observation, tensors: AttentionTensors, case: 
     name, offset = found
     tensor = _named(tensors)[name]
     behind = name in ("new_keys", "new_values") and offset >= tensor.shape[0] * tensor.stride(0)
-    if name in _CACHES and _of_wrong_page(_place(name, offset, tensors)[0], case):
+    if name in CACHES and _of_wrong_page(_place(name, offset, tensors)[0], case):
         return "page"
     whole = not is_padded(tensor.shape[-1])  # else it may be a column behind the head size
     return "tail" if behind and whole else _REASONS.get(name, by_writes)
@@ -99,10 +99,10 @@ def element_words(observation: Observation, tensors: AttentionTensors, case: Att
         words = _element_of_bias(offset, tensor)
     elif name in _PACKED:
         words = packed_words(name, offset, tensor, case)
-    elif name in _CACHES:
+    elif name in CACHES:
         words = _slot(name, offset, tensors, case)
     elif tensor.dim() == 1 or name in tensors.outputs:
-        words = element_of(tensor, offset, _NAMES.get(name, f"the output {name}"))
+        words = element_of(tensor, offset, NAMES.get(name, f"the output {name}"))
     return words
 
 
@@ -126,7 +126,7 @@ def _slot(name: str, offset: int, tensors: AttentionTensors, case: AttentionCase
     page, slot, head, *_ = _place(name, offset, tensors)
     outside = ", behind the last page" * (page >= tensors.key_slots.shape[0]) + ", before the first page" * (page < 0)
     why = _of_wrong_page(page, case) * bool(outside)
-    return f"slot {slot} of page {page}, head {head}, of {_NAMES[name]}{outside}{why}"
+    return f"slot {slot} of page {page}, head {head}, of {NAMES[name]}{outside}{why}"
 
 
 def _place(name: str, offset: int, tensors: AttentionTensors) -> list[int]:
@@ -168,6 +168,6 @@ def packed_words(name: str, offset: int, tensor: torch.Tensor, case: AttentionCa
     column = rest - head * tensor.stride(1)
     own = next((row for row in rows_of_case(case) if row.token == token), None)
     if own is None:
-        return f"row {token} of {_NAMES[name]}, which belongs to no token"
-    words = f"the row of {own.words}, head {head}, of {_NAMES[name]}"
+        return f"row {token} of {NAMES[name]}, which belongs to no token"
+    words = f"the row of {own.words}, head {head}, of {NAMES[name]}"
     return f"column {column} of {words}, which has {tensor.shape[2]}" if column >= tensor.shape[2] else words

@@ -10,18 +10,21 @@ import msgspec
 
 from fuzz_attn.case.aspects import FEATURES, FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.changes import with_head_size
+from fuzz_attn.case.changes import with_dense_caches, with_head_size
 from fuzz_attn.case.description import describe
+from fuzz_attn.case.domain import unpromised
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.case.recipes import Chunks, NormalScores
 from fuzz_attn.errors import CaseError, FuzzAttnError
+from fuzz_attn.forensics.accesses import CACHES, NAMES, accessed
 from fuzz_attn.forensics.explanation import Explanation, Finding, count, ranges, told_apart
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS, Inquiry
 from fuzz_attn.forensics.lab import SECONDS
 from fuzz_attn.forensics.missing_launches import missing_launch, small_block
-from fuzz_attn.forensics.overwritten_rows import overwritten_rows
+from fuzz_attn.forensics.overwritten_rows import overwritten_rows, writer_of_padding
+from fuzz_attn.forensics.wrong_outputs import PADDED_ROWS
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
@@ -182,16 +185,17 @@ def _explained(experiment: Experiment, relation: str | None) -> Explanation:
         return Explanation((Finding("unknown", "the case passes, so there is nothing to explain"),))
     until = time.process_time() + SECONDS
     found = Inquiry(experiment, failures, until).explanation()
-    if experiment.first.observations or any(verdict.kind == WRITTEN_OUTSIDE for verdict in failures):
-        of_empty = _row_of_an_empty_sequence(experiment, found)
-        if of_empty is not None:
-            return of_empty
+    accesses = bool(experiment.first.observations) or any(verdict.kind == WRITTEN_OUTSIDE for verdict in failures)
+    of_access = _of_accesses(experiment, found) if accesses else None
+    if of_access is not None:
+        return of_access
     if found.findings[0].vague or found.reason in SHIFTED:
         told = _of_heads(experiment, found, until)
         if told is not None:
             return told
     outside = (
-        _of_missing_launch(experiment, found)
+        _of_padded_rows(experiment, found)
+        or _of_missing_launch(experiment, found)
         or _of_overwritten_rows(experiment, found)
         or _of_far_pages(experiment, found)
         or _of_unwritten_parts(experiment, found)
@@ -205,6 +209,15 @@ def _explained(experiment: Experiment, relation: str | None) -> Explanation:
             or _of_siblings(experiment, found, until)
         )
     return _of_later_pages(experiment, found)
+
+
+def _of_accesses(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return what an access is wrong with, where the case is right without one trait of it."""
+    return (
+        _of_far_offsets(experiment, found)
+        or _of_cache_strides(experiment, found)
+        or _row_of_an_empty_sequence(experiment, found)
+    )
 
 
 OF_EMPTY: Final = "foreign sequence: a row of another sequence is taken for one without query tokens"
@@ -263,7 +276,17 @@ def _of_missing_launch(experiment: Experiment, found: Explanation) -> Explanatio
 def _of_overwritten_rows(experiment: Experiment, found: Explanation) -> Explanation | None:
     """Return that a later kernel of the call stores rows that were right, where none takes them for other rows."""
     first = None if found.reason == "foreign sequence" else overwritten_rows(experiment)
-    return None if first is None else msgspec.structs.replace(found, findings=(first, *found.findings)[:MOST_FINDINGS])
+    if first is None:
+        return None
+    found = msgspec.structs.replace(found, findings=(first, *found.findings)[:MOST_FINDINGS])
+    return _row_of_an_empty_sequence(experiment, found) or found
+
+
+def _of_padded_rows(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return which kernel stores rows behind the last token, where nothing else is wrong."""
+    first = found.findings[0]
+    kernel = writer_of_padding(experiment) if first.cause == PADDED_ROWS else ""
+    return _with_cause(found, first, f"{PADDED_ROWS} by {kernel}") if kernel else None
 
 
 def _of_unwritten_parts(experiment: Experiment, found: Explanation) -> Explanation | None:
@@ -284,6 +307,58 @@ def _of_unwritten_parts(experiment: Experiment, found: Explanation) -> Explanati
         return None
     words = f"{first.words}; right without: {', '.join(needed)}"
     return msgspec.structs.replace(found, findings=(msgspec.structs.replace(first, words=words), *found.findings[1:]))
+
+
+FAR_OFFSETS: Final = "overflow: offsets of pages in their caches are computed in 32 bits"
+"""The cause of an overflow that is gone where pages begin at 0."""
+
+
+def _of_far_offsets(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return that offsets of pages overflow, where no integer does with pages that begin at 0."""
+    case = experiment.case
+    overflow = next((each for each in found.findings if each.cause.startswith("overflow at ")), None)
+    if overflow is None or not case.pages.first_block:
+        return None
+    near = replace(case, pages=msgspec.structs.replace(case.pages, first_block=0))
+    others = _failures_of(experiment.with_target(near, experiment.target))
+    if others is None or any(verdict.kind == "overflow" for verdict in others):
+        return None
+    return _with_cause(found, overflow, FAR_OFFSETS)
+
+
+def _of_cache_strides(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return whose strides are not used, where an access outside of a cache is gone if the cache is dense.
+
+    With as many keys as a page has, only the strides within a page count.
+    """
+    case, tensors = experiment.case, experiment.first.tensors
+    access = next((each for each in found.findings if each.cause.startswith("out_of_bounds at ")), None)
+    observation = next((each for each in experiment.first.observations if each.kind == "out_of_bounds"), None)
+    cache = accessed(observation, tensors) if access is not None and observation is not None else None
+    if access is None or cache is None or cache[0] not in CACHES:
+        return None
+    name, dense, one_page = cache[0], with_dense_caches(case), with_one_page(case)
+    if dense == case or not _accesses_inside(name, dense, experiment):
+        return None
+    between = one_page is not None and _accesses_inside(name, one_page, experiment)
+    which = f"the strides of {NAMES[name]} {'from page to page' if between else 'within a page'} are not used"
+    words = f"{access.words}; right with dense caches: {which}"
+    return _with_cause(found, msgspec.structs.replace(access, words=words), f"address: {which}", instead_of=access)
+
+
+def _accesses_inside(name: str, case: AttentionCase, experiment: Experiment) -> bool:
+    """Return whether another case runs and has no access outside of a tensor with this name."""
+    other = experiment.with_target(case, experiment.target)
+    if _failures_of(other) is None:
+        return False
+    outside = (each for each in other.first.observations if each.kind == "out_of_bounds")
+    return all((accessed(each, other.first.tensors) or ("",))[0] != name for each in outside)
+
+
+def _with_cause(found: Explanation, first: Finding, cause: str, *, instead_of: Finding | None = None) -> Explanation:
+    """Return an explanation with a finding of it in front, which has another cause."""
+    others = (each for each in found.findings if each.words != (instead_of or first).words)
+    return msgspec.structs.replace(found, findings=(msgspec.structs.replace(first, cause=cause), *others))
 
 
 def _of_far_pages(experiment: Experiment, found: Explanation) -> Explanation | None:
@@ -322,10 +397,10 @@ def _row_of_an_empty_sequence(experiment: Experiment, found: Explanation) -> Exp
     empty = [index for index, sequence in enumerate(experiment.case.sequences) if not sequence.query_len]
     if not empty or (case is None and len(empty) < len(experiment.case.sequences)):
         return None
-    if case is not None and _failures_of(experiment.with_target(case, experiment.target)) != []:
+    if case is not None and not _lacks_finding(experiment, found, case):
         return None
     answered = with_a_token_each(experiment.case)
-    if answered is not None and _failures_of(experiment.with_target(answered, experiment.target)):
+    if answered is not None and not _lacks_finding(experiment, found, answered, unknown=True):
         return None  # it is not that they are empty, but what their number leads to
     which = f"sequence{'s' * (len(empty) > 1)} {ranges(empty)}"
     right = "" if case is None else "right without "
@@ -334,9 +409,26 @@ def _row_of_an_empty_sequence(experiment: Experiment, found: Explanation) -> Exp
     return msgspec.structs.replace(found, findings=findings)
 
 
+def _lacks_finding(experiment: Experiment, found: Explanation, case: AttentionCase, *, unknown: bool = False) -> bool:
+    """Return whether another case passes, or lacks the finding that is looked into; ``unknown`` if it cannot run.
+
+    Where that is about padded rows, it must write none of them either.
+    """
+    others = _failures_of(experiment.with_target(case, experiment.target))
+    if others is None:
+        return unknown
+    if found.findings[0].cause == PADDED_ROWS and any(verdict.kind == WRITTEN_OUTSIDE for verdict in others):
+        return False
+    line = experiment.line_asked
+    return not others or (bool(line) and all(verdict.site != line for verdict in others))
+
+
 def _told(experiment: Experiment, case: AttentionCase, until: float) -> Explanation | None:
-    """Return the explanation of another case; None where that passes, cannot be launched, or the time is up."""
-    if time.process_time() > until:
+    """Return the explanation of another case; None where that passes, cannot be launched, or the time is up.
+
+    A case that the target does not promise fails for another reason.
+    """
+    if time.process_time() > until or unpromised(case, experiment.target.domain):
         return None
     other = experiment.with_target(case, experiment.target)
     failures = _failures_of(other)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 import torch
@@ -95,6 +96,10 @@ def _by_row(elements: Array, axes: tuple[str, ...]) -> Array:
     return ordered
 
 
+PADDED_ROWS: Final = "unwritten: rows behind the last token are written"
+"""The cause of what only padded rows of the output show."""
+
+
 def outside_findings(lab: Lab) -> list[Finding]:
     """Return which memory of the outputs the target wrote that it must leave as it was."""
     return [finding for name in lab.experiment.first.tensors.outputs for finding in _outside_of(name, lab)]
@@ -115,7 +120,8 @@ def _outside_of(name: str, lab: Lab) -> list[Finding]:
     by_token = dead.movedim(output.axes.index("token"), 0)
     rows = by_token.reshape(len(by_token), -1).any(1).nonzero().flatten().tolist()
     left = f"{_rows_of(rows, words, lab.case)} written, which the target must leave as they are"
-    return [Finding("unwritten", left)]
+    padded = name == "out" and min(rows) >= lab.case.num_tokens
+    return [Finding("unwritten", left, cause=PADDED_ROWS if padded else "")]
 
 
 def _beside(name: str, launch: Launch, case: AttentionCase) -> list[Finding]:

@@ -149,6 +149,8 @@ class Experiment:
         self.backend = backend
         self.learn: Callable[[Experiment], object] = lambda experiment: None
         """Learns from a launch how the target rounds, where a case is several calls."""
+        self.line_asked = ""
+        """The line of the finding that is looked into; empty for what else a case shows."""
         self._inputs_before: dict[str, torch.Tensor] = {}
 
     @cached_property
@@ -179,6 +181,7 @@ class Experiment:
 
     def put_first(self, site: str) -> None:
         """Let what a sanitizer observed at a line be the first observation of the first launch."""
+        self.line_asked = site
         seen = tuple(sorted(self.first.observations, key=lambda each: each.site != site))
         self.first = dataclasses.replace(self.first, observations=seen)
 

@@ -452,7 +452,7 @@ def _with_other_empties(case: AttentionCase) -> AttentionCase:
     live = live_sequences(case)
     if len(live) < len(case.sequences):
         return _with_order(case, live)
-    empty = Sequence(0, case.max_seq_len)
+    empty = Sequence(0, 0 if FAMILIES[case.family].cache.is_packed else case.max_seq_len)
     around = (each for sequence in case.sequences for each in (sequence, empty))
     return replace(case, sequences=(empty, *around), overrides=())
 

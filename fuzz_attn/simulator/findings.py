@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy.typing as npt
 
@@ -54,6 +54,18 @@ class Finding:
     def signature(self) -> tuple[str, str, str, int, str]:
         """Kind, kernel, file, line and tensor; findings that agree in these are one defect."""
         return (self.kind.value, self.kernel, self.location.file, self.location.line, self.tensor)
+
+    def follows_from(self, other: Finding) -> bool:
+        """Return whether an access outside of a tensor is at an offset that a 32-bit overflow has wrapped around."""
+        outside = self.kind in (FindingKind.OUT_OF_BOUNDS_LOAD, FindingKind.OUT_OF_BOUNDS_STORE)
+        same = (self.kernel, self.tensor) == (other.kernel, other.tensor)
+        if not (outside and same and other.kind is FindingKind.INTEGER_OVERFLOW):
+            return False
+        return any(self.bounds[0] <= self.index + wrapped < self.bounds[1] for wrapped in _WRAPPED)
+
+
+_WRAPPED: Final = (2**32, -(2**32), 2**33, -(2**33))
+"""By how much an offset is wrong whose last operation has overflowed in 32 bits."""
 
 
 class Reporter(Protocol):

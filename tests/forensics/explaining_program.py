@@ -49,6 +49,7 @@ def explained(
         "family": saved["family"],
         "reason": explanation.reason,
         "words": explanation.words,
+        "cause": explanation.cause,
         "findings": [[finding.reason, finding.words] for finding in explanation.findings],
         "repair": "" if explanation.repair is None else explanation.repair.sentence,
         "launches": explanation.launches,

@@ -5,6 +5,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
@@ -27,6 +29,17 @@ def test_a_guess_at_addresses_ends_with_the_reason_that_a_larger_case_tells() ->
     assert found.longer
     assert found.words == "query 0 of sequence 0, head 0: the scores have a wrong scale (factor 2)"
     assert {finding.reason for finding in found.findings} == {"scale"}
+
+
+def test_a_larger_case_that_is_not_promised_tells_nothing() -> None:
+    right = load_target(f"{IN_TORCH}:unified_attention", "unified")
+
+    @wraps(right.call)
+    def doubled(**given: Any) -> None:
+        right.call(**given | {"softmax_scale": 2 * given["softmax_scale"]})
+
+    wrong = replace(right, call=doubled, domain=msgspec.structs.replace(right.domain, no_context=True))
+    assert not explain(Experiment(AttentionCase((Sequence(1),)), wrong, InterpreterBackend())).longer
 
 
 def test_a_case_with_one_column_of_values_is_explained() -> None:

@@ -68,6 +68,25 @@ def test_quick_bugs_have_their_right_reason_and_words() -> None:
     assert read == "v_tile = tl.load(", "a dead slot's values are named where they are loaded"
 
 
+CAUSES = {
+    "page_offset_in_32_bits": "overflow: offsets of pages in their caches are computed in 32 bits",
+    "key_offset_in_32_bits": r"overflow at .*/varlen_attention\.py:\d+",
+    "values_strided_like_keys": "address: the strides of the value cache within a page are not used",
+    "split_values_strided_like_keys": "address: the strides of the value cache from page to page are not used",
+    "slot_strides_of_the_new_tokens": "address: the strides of the key cache within a page are not used",
+    "padded_rows_written": "unwritten: rows behind the last token are written by reduce_segments",
+    "empty_sequence_takes_a_row": "foreign sequence: a row of another sequence is taken for one without query tokens",
+}
+"""What other kernels that make the same mistake share with a bug, and other mistakes do not."""
+
+
+def test_the_cause_of_an_access_names_no_line_where_another_line_may_share_it() -> None:
+    rows = rows_of(str(CASES), *CAUSES)
+    other = {bug: row["cause"] for bug, row in rows.items() if not re.fullmatch(CAUSES[bug], row["cause"])}
+    assert other == {}
+    assert rows.keys() == CAUSES.keys()
+
+
 def test_every_seeded_bug_has_its_right_reasons() -> None:
     assert set(TRUTH) == {bug.name for bug in load_seeded_bugs(TABLES)}
     assert {reason for entry in TRUTH.values() for reason in entry["reasons"]} <= set(REASONS)

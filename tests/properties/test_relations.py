@@ -54,6 +54,7 @@ from fuzz_attn.properties.relations import (
     num_pages,
     other_families,
     relations_of,
+    second_case,
 )
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
@@ -482,3 +483,13 @@ def test_strides_change_only_where_the_caches_stay_within_the_limits_of_a_case()
     )
     assert RELATIONS["other_strides"].holds(small, Domain(family="paged"))
     assert not RELATIONS["other_strides"].holds(large, Domain(family="paged"))
+
+
+@pytest.mark.parametrize("family", ["unified", "varlen"])
+def test_the_case_of_a_second_launch_has_as_long_empty_sequences(family: Family) -> None:
+    """Packed keys are those of the sequences, so that a new one has none."""
+    case = AttentionCase((Sequence(2, 3),), family=family, pages=PageLayout(1 if family == "varlen" else 16))
+    launched, _ = transforms.arranged(materialise(case), (None, 0, None))
+    assert second_case(case, "empty_sequences").sequences == (
+        *map(Sequence, launched.query_lens, launched.context_lens),
+    )

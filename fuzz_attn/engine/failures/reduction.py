@@ -298,6 +298,7 @@ class _Trigger:
         case = self._order.case
         table = operation_of(case).aspects
         needed = [trait for trait in table.traits if trait.present(case) and self._needs(trait, unless=True)]
+        needed = [trait for trait in needed if not self._fails_instead(trait, needed)]
         own = [words for trait in needed for words in trait.words_in(case)]
         nuances = [trait.words for trait in table.nuances if trait.present(case) and self._needs(trait, unless=False)]
         smaller = self._with_smaller_blocks()
@@ -308,6 +309,21 @@ class _Trigger:
         """Return whether the order passes without a trait, and ``unless`` where no case is without it."""
         without = self._allowed(changed(self._order, trait.without))
         return unless if without is None else self._judge(without) == "passes"
+
+    def _fails_instead(self, trait: Aspect, needed: Sequence[Aspect]) -> bool:
+        """Return whether the order fails without a trait too, where the simplest case does not tell.
+
+        The simplest size lacks another needed trait of this size too, and a target may not have the simplest path.
+        """
+        words, change = trait.instead or ("", None)
+        if words:
+            tells = all(other.words != words for other in needed)
+        else:
+            tells = self._allowed(changed(self._order, trait.without)) is not None
+        if change is None or tells:
+            return False
+        other = self._allowed(changed(self._order, change))
+        return other is not None and self._judge(other) == "fails"
 
     def _allowed(self, order: Order | None) -> Order | None:
         return order if order is not None and allowed(order, self._domain) else None

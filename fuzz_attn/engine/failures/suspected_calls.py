@@ -13,13 +13,13 @@ from itertools import islice
 from typing import Final
 
 from fuzz_attn.engine.failures.confirmation import Launches, in_fresh_process
-from fuzz_attn.engine.failures.reduction import Share
+from fuzz_attn.engine.failures.reduction import Share, allowed
 from fuzz_attn.engine.failures.triage import HANG, KnownFailure, KnownFailures, class_of, failures_of
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import CaseError, ShareSpentInterrupt
 from fuzz_attn.operations.calls.call_case import calls_of
 from fuzz_attn.operations.calls.call_draws import suspects
-from fuzz_attn.operations.registry import AnyCase, operation_of
+from fuzz_attn.operations.registry import AnyCase, AnyDomain, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 EARLIER: Final = 3
@@ -29,12 +29,18 @@ LEAST_SECONDS: Final = 12.0
 
 
 def as_sequence(
-    order: Order, failure_class: str, alone: Answer, launches: Launches, before: Sequence[Order], share: Share
+    order: Order,
+    failure_class: str,
+    alone: Answer,
+    launches: Launches,
+    before: Sequence[Order],
+    share: Share,
+    domain: AnyDomain,
 ) -> tuple[Order, Answer, Verdict] | None:
     """Return a sequence of calls that shows a failure in a fresh process, what it shows there, and the verdict.
 
     What is kept wrongly may show in another way in each sequence, so any failure counts that the case does not show
-    ``alone``. None where none of those fails that the case and the cases ``before`` it suggest.
+    ``alone``. None where none of those of a ``domain`` fails that the case and the cases ``before`` it suggest.
     """
     other = {"crash", HANG, *map(class_of, failures_of(alone))} - {failure_class}
     if failure_class in ("crash", HANG):
@@ -45,8 +51,10 @@ def as_sequence(
     share = Share(max(share.until, time.monotonic() + LEAST_SECONDS), share.launches)
     with contextlib.suppress(ShareSpentInterrupt, CaseError):
         for sequence in suspects(operation_of(last), last, [*reversed(earlier), *islice(_like(last, before), EARLIER)]):
-            share.spend()
             suspected = Order(sequence)
+            if not allowed(suspected, domain):  # one token less may leave a context, which a target need not promise
+                continue
+            share.spend()
             answer = in_fresh_process(suspected, launches)
             for verdict in failures_of(answer):
                 if class_of(verdict) not in other:

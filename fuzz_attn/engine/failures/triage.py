@@ -374,11 +374,12 @@ def _same_cause(one: KnownFailure, other: KnownFailure) -> bool:
     needed, others = ({trait for trait in one.with_like(each.core) if "{}" not in trait} for each in (one, other))
     together = needed <= others or others <= needed or (one.is_kept and other.is_kept)
     same = bool(cause) and cause == other.found.verdict.cause and together
-    return same and (not _PLACE.search(cause) or is_of_output(one.failure_class) == is_of_output(other.failure_class))
+    one_way = is_of_output(one.failure_class) == is_of_output(other.failure_class)
+    return same and (one_way or not _OF_ACCESS.search(cause))
 
 
-_PLACE: Final = re.compile(r" at .+:\d+\Z")
-"""The end of a cause that is a sanitizer's finding."""
+_OF_ACCESS: Final = re.compile(r" at .+:\d+\Z|\Aoverflow: |\Aaddress: the strides of ")
+"""A cause that is a sanitizer's finding. Where the output is wrong too, another mistake may be why."""
 
 
 def may_be_together(one: KnownFailure, other: KnownFailure) -> bool:

@@ -9,11 +9,12 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.contract_trial import ContractTrial, Form
-from fuzz_attn.case.parts import DTypes, Sequence
+from fuzz_attn.case.domain import Domain
+from fuzz_attn.case.parts import DTypes, LaunchHints, PageLayout, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, SinkRecipe
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Elsewhere, environment_of
-from fuzz_attn.engine.failures.reduction import is_simpler
+from fuzz_attn.engine.failures.reduction import is_simpler, trigger_of
 from fuzz_attn.engine.failures.triage import (
     KnownFailure,
     KnownFailures,
@@ -331,6 +332,49 @@ def test_only_findings_and_what_follows_from_them_may_be_one_bug_by_their_cases(
     one: KnownFailure, other: KnownFailure, together: bool
 ) -> None:
     assert may_be_together(one, other) is may_be_together(other, one) is together
+
+
+@pytest.mark.parametrize(
+    "cause", ["overflow: offsets in 32 bits", "address: the strides of the key cache are not used"]
+)
+def test_one_mistake_of_several_lines_is_one_row_unless_an_output_is_wrong_too(cause: str) -> None:
+    first, second = (found_at(place, EMPTY) for place in ("k.py:3", "l.py:9"))
+    assert not is_same(first, second)
+    for line in (first, second):
+        verdict = msgspec.structs.replace(line.found.verdict, cause=cause)
+        line.found = msgspec.structs.replace(line.found, verdict=verdict)
+    assert is_same(first, second)
+    assert not is_same(first, caused(cause, EMPTY))
+
+
+@pytest.mark.parametrize(("size", "least", "needed"), [(17, 0, set()), (3, 0, set()), (17, 13, {"large pages"})])
+def test_a_side_of_a_size_is_needed_only_if_the_other_side_passes(size: int, least: int, needed: set[str]) -> None:
+    """Pages of 16 slots are neither large nor of an odd size, so that they do not tell which of both is needed."""
+
+    def judged(order: Order) -> Literal["passes", "fails"]:
+        block: int = order.case.pages.block_size
+        odd = block & (block - 1) != 0
+        return "fails" if odd and block >= least and order.case.max_seq_len > block else "passes"
+
+    order = Order(AttentionCase((Sequence(1, size),), pages=PageLayout(size), softmax_scale=0.25))
+    sides = {"small pages", "large pages"}
+    trigger = set(trigger_of(order, judged, Domain()))
+    assert trigger & sides == needed
+    assert "page size no power of two" in trigger
+
+
+@pytest.mark.parametrize(
+    ("launch", "words"), [(LaunchHints("2d"), "2D path"), (LaunchHints("3d", num_segments=3), "3D path")]
+)
+def test_a_path_is_needed_only_if_the_other_one_passes(launch: LaunchHints, words: str) -> None:
+    """No case of such a target lets it choose."""
+    order, domain = Order(replace(PLAIN, launch=launch)), Domain(paths=("2d", "3d"))
+
+    def in_this_path(order: Order) -> Literal["passes", "fails"]:
+        return "fails" if order.case.launch.path == launch.path else "passes"
+
+    assert words in trigger_of(order, in_this_path, domain)
+    assert words not in trigger_of(order, lambda order: "fails", domain)
 
 
 def test_a_place_is_the_cause_of_outputs_only() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
-from fuzz_attn.case.aspects import features_of
+from fuzz_attn.case.aspects import ASPECTS, features_of
 from fuzz_attn.case.attention_case import MAX_OFFSET_ELEMENTS, AttentionCase, translated
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.families import FAMILIES, Family
@@ -147,6 +147,21 @@ def test_other_strides_keep_large_offsets(slot: int, first_block: int) -> None:
     assert changed.strides.cache_slot != slot
     before, after = (each.pages.first_block * each.cache_layout.page_strides[1] for each in (case, changed))
     assert before <= after < before + 2 * (1 + 35)
+
+
+@pytest.mark.parametrize("words", ["several KV heads", "large heads", "large pages", "head size no power of two"])
+def test_smaller_pages_keep_large_offsets(words: str) -> None:
+    case = AttentionCase(
+        sequences=(Sequence(1, 2),), heads=HeadLayout(2, 1, 96), pages=PageLayout(block_size=32, first_block=2**20)
+    )
+    smaller = next(aspect for aspect in ASPECTS if aspect.words == words).without(case)
+    before, after = (each.pages.first_block * each.cache_layout.page_strides[1] for each in (case, smaller))
+    assert smaller.cache_layout.page_strides != case.cache_layout.page_strides
+    assert before <= after < before + smaller.cache_layout.page_strides[1]
+    assert next(aspect for aspect in ASPECTS if aspect.words == FAR).without(case).pages.first_block == 0
+
+
+FAR = "pages far into the caches"
 
 
 @pytest.mark.parametrize("family", ["paged", "context", "chunked"])

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from fuzz_attn.backends.simulator import _causes
 from fuzz_attn.errors import LoopLimitError
 from fuzz_attn.simulator.access_checks import RaceTracker
 from fuzz_attn.simulator.findings import Finding, FindingKind
 from fuzz_attn.simulator.session import simulate
+from fuzz_attn.ttir.ir import Location
 
 KERNELS = "defective_kernels.py"
 
@@ -310,6 +312,27 @@ def test_an_overflow_that_is_masked_off_does_not_count(kernels: Any) -> None:
         with simulate() as session:
             kernels.masked_page_kernel[(1,)](cache, pages, torch.zeros(16), limit, PAGE_STRIDE=1000, BLOCK=16)
         assert {finding.kind for finding in session.findings} == kinds
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tensor", "index", "follows"),
+    [
+        ("decode", "keys", 5 - 2**32, True),
+        ("decode", "keys", 2**31 - 2**33, True),
+        ("decode", "keys", -1, False),
+        ("decode", "values", 5 - 2**32, False),
+        ("prefill", "keys", 5 - 2**32, False),
+    ],
+)
+def test_a_wrong_access_follows_from_an_overflow_if_its_offset_has_wrapped_around(
+    kernel: str, tensor: str, index: int, follows: bool
+) -> None:
+    place = Location("k.py", 9)
+    overflow = Finding(FindingKind.INTEGER_OVERFLOW, "decode", place, (0, 0, 0), "keys", 0, (0, 0), "overflows")
+    load = Finding(FindingKind.OUT_OF_BOUNDS_LOAD, kernel, place, (0, 0, 0), tensor, index, (0, 2**31 + 64), "loads")
+    assert load.follows_from(overflow) is follows
+    assert not overflow.follows_from(load)
+    assert _causes([overflow, load]) == ([overflow] if follows else [overflow, load])
 
 
 def test_an_overflow_that_a_selection_drops_does_not_count(kernels: Any) -> None:
