@@ -22,6 +22,7 @@ from fuzz_attn.forensics.inquiry import MOST_FINDINGS, Inquiry
 from fuzz_attn.forensics.lab import SECONDS
 from fuzz_attn.forensics.missing_launches import missing_launch, small_block
 from fuzz_attn.forensics.overwritten_rows import overwritten_rows
+from fuzz_attn.forensics.padded_stores import gap_for, padded_store
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
@@ -183,9 +184,9 @@ def _explained(experiment: Experiment, relation: str | None) -> Explanation:
     until = time.process_time() + SECONDS
     found = Inquiry(experiment, failures, until).explanation()
     if experiment.first.observations or any(verdict.kind == WRITTEN_OUTSIDE for verdict in failures):
-        of_empty = _row_of_an_empty_sequence(experiment, found)
-        if of_empty is not None:
-            return of_empty
+        stored = _of_padding(experiment, found) or _row_of_an_empty_sequence(experiment, found)
+        if stored is not None:
+            return stored
     if found.findings[0].vague or found.reason in SHIFTED:
         told = _of_heads(experiment, found, until)
         if told is not None:
@@ -284,6 +285,18 @@ def _of_unwritten_parts(experiment: Experiment, found: Explanation) -> Explanati
         return None
     words = f"{first.words}; right without: {', '.join(needed)}"
     return msgspec.structs.replace(found, findings=(msgspec.structs.replace(first, words=words), *found.findings[1:]))
+
+
+def _of_padding(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return which store writes the padding of heads, where nothing else is wrong once heads lie apart."""
+    gap = gap_for(experiment.case.heads.head_size_v)
+    try:
+        strides = msgspec.structs.replace(experiment.case.strides, out_head=gap)
+        apart = replace(experiment.case, strides=strides) if gap else None
+        first = None if apart is None else padded_store(experiment.with_target(apart, experiment.target))
+    except FuzzAttnError:
+        return None
+    return None if first is None else msgspec.structs.replace(found, findings=(first, *found.findings)[:MOST_FINDINGS])
 
 
 def _of_far_pages(experiment: Experiment, found: Explanation) -> Explanation | None:
