@@ -296,7 +296,7 @@ def _of_padding(experiment: Experiment, found: Explanation) -> Explanation | Non
         first = None if apart is None else padded_store(experiment.with_target(apart, experiment.target))
     except FuzzAttnError:
         return None
-    return None if first is None else msgspec.structs.replace(found, findings=(first, *found.findings)[:MOST_FINDINGS])
+    return None if first is None else msgspec.structs.replace(found, findings=(first,))
 
 
 def _of_far_pages(experiment: Experiment, found: Explanation) -> Explanation | None:

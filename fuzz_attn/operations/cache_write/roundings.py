@@ -66,6 +66,7 @@ def _rounded_down(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     near = exact.clamp(-limit, limit).to(dtype)
     bits = near.view(INTEGERS[dtype.itemsize])
     above = near.double() > exact
-    # Those that round to 0 stay there: no mistake is told by numbers as small. The numbers of a sign are ordered as their bits are: those of negative ones the other way round.
+    # Numbers of one sign are ordered as their bits are, negative ones the other way round. What rounds to 0 stays:
+    # no mistake is told by numbers as small.
     moved = torch.where(near.double() > 0.0, bits - 1, bits + 1)
     return torch.where(above & (near.double() != 0.0), moved, bits).view(dtype).double()

@@ -120,7 +120,7 @@ def explain(experiment: Experiment, kind: Kind) -> Explanation:
     stray = bool(seen or findings) and all(finding.reason in ("address", "unwritten") for finding in findings)
     if stray and (words := _of_slots(experiment, kind)):
         return _of([Finding("page", words), *(seen or findings)][:MOST_FINDINGS])
-    if (stray and seen) or not findings:
+    if stray or not findings:
         findings = [_without_features(found, experiment) for found in (seen or findings)[:1]] + findings[not seen :]
     return _of(findings or [Finding("unknown", "no typical mistake gives these caches")])
 
@@ -174,6 +174,12 @@ def _without_features(finding: Finding, experiment: WriteExperiment) -> Finding:
         plain = replace(case, **{name: value})
         if plain != case and experiment.with_target(plain, experiment.target).is_right:
             return Finding(finding.reason, f"{finding.words}; right {words}: {why}")
+    for axis in case.far_axes:
+        near = replace(case, far_axes=tuple(other for other in case.far_axes if other != axis))
+        if experiment.with_target(near, experiment.target).is_right:
+            tensor, _, name = axis.rpartition("_")
+            words = f"right where {name}s of {tensor} are near each other"
+            return Finding(finding.reason, f"{finding.words}; {words}: another stride is used, or offsets are cut")
     return finding
 
 
@@ -275,6 +281,8 @@ def _mistakes(name: str, tensors: WriteTensors) -> Iterator[tuple[Reason, str, E
         words = f"numbers are rounded to {str(narrow).removeprefix('torch.')} on the way"
         yield "arithmetic", words, stored(new.to(narrow).to(new.dtype), scale, tensors, name)
     if name not in NAMES:
+        yield "arithmetic", "the signs of numbers are lost", stored(new.abs(), scale, tensors, name)
+        yield "arithmetic", "numbers have the opposite sign", stored(-new, scale, tensors, name)
         for words, expected in roundings(new, scale, tensors, name):
             yield "arithmetic", words, expected
 

@@ -38,6 +38,7 @@ NEAR: Final = 12
 FEWEST_TOLD: Final = 2
 """Near cases that must show a mistake which the case itself does not show."""
 ONLY_STATE: Final = "the only state is left out"
+ERRORS_ARE_SMALL: Final = "the errors are small"
 SMALL: Final = 2.0**-6
 """Share of the numbers beyond which an error is no rounding to 16 bits, or of several."""
 
@@ -59,25 +60,33 @@ def explain(experiment: Experiment, kind: Kind) -> Explanation:
     assert isinstance(experiment, StateExperiment)
     if experiment.first.error:
         return _unknown("the target raised")
-    seen, outside = experiment.first.observations, nothing_else_written(experiment)
-    if (seen or not outside.passed) and (padding := _of_padding(experiment)):
-        return Explanation((padding,), launches=2)
-    if seen:
-        return Explanation((Finding("address", seen[0].message + _of_strides(experiment)),), launches=1)
+    finding = _of_accesses(experiment)
+    if finding is not None:
+        return Explanation((finding,), launches=2)
     wrong = _wrong_outputs(experiment)
-    if not wrong:
-        if not outside.passed:
-            words = f"{outside.message}: {_rows_of_no_token(experiment) or 'a store has a wrong mask or stride'}"
-            return Explanation((Finding("address", words),), launches=1)
-        return _unknown("the outputs of this launch are right")
     if lost := [words for name in sorted(wrong) if (words := _never_written(experiment, name))]:
         return Explanation((Finding("unwritten", "; ".join(lost)),), launches=1)
     found = _of_outputs(experiment, wrong, kind) or _unknown("no typical mistake gives these outputs")
     return _of_near_cases(experiment, kind, found) if found.findings[0].vague or _is_open(found) else found
 
 
+def _of_accesses(experiment: StateExperiment) -> Finding | None:
+    """Return what is wrong of the accesses of a launch, by sanitizers, or by memory where all outputs are right."""
+    seen, outside = experiment.first.observations, nothing_else_written(experiment)
+    if (seen or not outside.passed) and (padding := _of_padding(experiment)):
+        return padding
+    if seen:
+        return Finding("address", seen[0].message + _of_strides(experiment))
+    if _wrong_outputs(experiment):
+        return None
+    if outside.passed:
+        return Finding("unknown", "the outputs of this launch are right")
+    why = _rows_of_no_token(experiment) or "a store lacks a mask, or has a wrong stride"
+    return Finding("address", f"{outside.message}: {why}")
+
+
 def _is_open(found: Explanation) -> bool:
-    return found.reason in ("arithmetic", "unknown")
+    return found.reason == "unknown" or ERRORS_ARE_SMALL in found.words
 
 
 def _of_near_cases(experiment: StateExperiment, kind: Kind, found: Explanation) -> Explanation:
@@ -85,18 +94,20 @@ def _of_near_cases(experiment: StateExperiment, kind: Kind, found: Explanation) 
 
     Two of them must, because outputs of one may be those of a mistake by chance.
     """
-    told: list[tuple[StateCase, Finding]] = []
+    told: list[tuple[StateCase, str, Told]] = []
     for near in _near(experiment, kind):
-        other = _of_outputs(near, _wrong_outputs(near), kind) if _wrong_outputs(near) else None
-        if other is not None and not other.findings[0].vague and not _is_open(other):
-            told.append((near.case, other.findings[0]))
-    if len(told) < FEWEST_TOLD or len({without_numbers(each.words.partition(": ")[2]) for _, each in told}) > 1:
+        wrong = _wrong_outputs(near)
+        possible = (_fitting(near, wrong) or _of_maxima(near, wrong)) if wrong and not reads_empty_states(near) else []
+        if len(possible) == 1 and possible[0][1] != ONLY_STATE:
+            told.append((near.case, " and ".join(sorted(wrong)), possible[0]))
+    shared = {without_numbers(words) for _, _, (_, words) in told}
+    if len(told) < FEWEST_TOLD or len(shared) > 1:
         return found
-    case, first = told[0]
+    case, names, (reason, words) = told[0]
     own = described(experiment.case)
     longer = "; ".join(f"{what}: {words}" for what, words in described(case) if (what, words) not in own)
     kept = [finding for finding in found.findings if not finding.vague and finding.reason != "unknown"]
-    return replace(found, findings=(first, *kept), longer=longer)
+    return replace(found, findings=(Finding(reason, f"{names}: {words}"), *kept), longer=longer)
 
 
 def _near(experiment: StateExperiment, kind: Kind) -> Iterator[StateExperiment]:
@@ -153,8 +164,10 @@ def _never_written(experiment: StateExperiment, name: str) -> str:
 
 
 def _of_strides(experiment: StateExperiment) -> str:
-    """Return whose stride is not used, in words, where a case passes without one of its far axes; else nothing."""
+    """Return whose stride is not used, in words, where a case passes without a far axis or a gap; else nothing."""
     case = experiment.case
+    if case.gap and experiment.with_target(replace(case, gap=0), experiment.target).is_right:
+        return "; right where heads of outputs follow one another: another stride than theirs is used"
     for axis in case.far_axes:
         near = tuple(other for other in case.far_axes if other != axis)
         if experiment.with_target(replace(case, far_axes=near), experiment.target).is_right:
@@ -164,7 +177,7 @@ def _of_strides(experiment: StateExperiment) -> str:
 
 
 def _of_outputs(experiment: StateExperiment, wrong: set[str], kind: Kind) -> Explanation | None:
-    """Return which mistake gives the wrong outputs; None if none is known."""
+    """Return which mistake gives the wrong outputs; None if none is known. Near cases of a kind tell several apart."""
     right = experiment.reference
     names = " and ".join(sorted(wrong))
     if found := _told_apart(_fitting(experiment, wrong), experiment, kind, _fitting):
@@ -254,7 +267,7 @@ def _of_small_errors(experiment: StateExperiment, right: Reference, wrong: set[s
             return None
         ratios.append(float((error / expected.bound).nan_to_num(0.0).max()))
     names, ratio = " and ".join(sorted(wrong)), max(ratios)
-    words = f"{names}: the errors are small, and {ratio:.3g} times as large as a correct kernel's can be"
+    words = f"{names}: {ERRORS_ARE_SMALL}, and {ratio:.3g} times as large as a correct kernel's can be"
     return Explanation((Finding("arithmetic", words),), launches=1)
 
 
@@ -278,7 +291,7 @@ def _unknown(words: str) -> Explanation:
 
 def _mistakes(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
     """Yield typical mistakes, those of single states first."""
-    count, _, heads, _ = tensors.partial_outputs.shape
+    count = len(tensors.partial_outputs)
     for state in range(count if count > 1 else 0):
         kept = [each for each in range(count) if each != state]
         yield Mistake("segment", f"state {state} of {count} is left out", merge(_chosen(tensors, kept)))
@@ -287,17 +300,28 @@ def _mistakes(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
     if count == 1:
         none = dataclasses.replace(tensors, partial_lses=torch.full_like(tensors.partial_lses, EMPTY))
         yield Mistake("segment", ONLY_STATE, merge(none))
-    if heads > 1:
-        for head in range(heads):
-            lses = tensors.partial_lses[:, :, head : head + 1].expand_as(tensors.partial_lses)
-            other = dataclasses.replace(tensors, partial_lses=lses)
-            yield Mistake("head mapping", f"the LSEs of head {head} weigh all heads", merge(other))
+    yield from _of_other_rows(tensors)
     equal = merge(dataclasses.replace(tensors, partial_lses=torch.where(tensors.partial_lses == EMPTY, EMPTY, 0.0)))
     shifted = equal["lse"].value + tensors.partial_lses.double().amax(0)
     for lse in (right["lse"].value, shifted, equal["lse"].value):
         yield Mistake("denominator", "all states have equal weights", _with(right, out=equal["out"].value, lse=lse))
     yield from _of_weights(tensors, right)
     yield from _of_roundings(tensors, right)
+
+
+def _of_other_rows(tensors: StateTensors) -> Iterator[Mistake]:
+    """Yield mistakes of rows: LSEs or outputs of one head, or of one token, for all of them."""
+    for axis, name in ((2, "head"), (1, "token")):
+        for index in range(tensors.partial_lses.shape[axis] if tensors.partial_lses.shape[axis] > 1 else 0):
+            lses = tensors.partial_lses.narrow(axis, index, 1).expand_as(tensors.partial_lses)
+            outputs = tensors.partial_outputs.narrow(axis, index, 1).expand_as(tensors.partial_outputs)
+            of_lses = dataclasses.replace(tensors, partial_lses=lses)
+            of_outputs = dataclasses.replace(tensors, partial_outputs=outputs)
+            both = dataclasses.replace(of_lses, partial_outputs=outputs)
+            reason: Reason = "head mapping" if name == "head" else "address"
+            yield Mistake(reason, f"the LSEs of {name} {index} weigh all {name}s", merge(of_lses))
+            yield Mistake(reason, f"the outputs of {name} {index} are merged for all {name}s", merge(of_outputs))
+            yield Mistake(reason, f"all {name}s have the states of {name} {index}", merge(both))
 
 
 def _of_roundings(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
@@ -317,6 +341,9 @@ def _of_roundings(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
         }
         for what, changed in rounded.items():
             yield Mistake("arithmetic", f"the {what} are rounded to {name}", merge(changed))
+        low, high = ((right["out"].value + sign * right["out"].bound).to(narrow).double() for sign in (-1, 1))
+        known = dataclasses.replace(right["out"], value=(low + high) / 2, bound=right["out"].bound + (high - low) / 2)
+        yield Mistake("arithmetic", f"the output is rounded to {name}", {**right, "out": known})
         summed = merge(rounded["weights"])["lse"].value
         times = ((right["lse"].value - summed) * math.log(tensors.base)).exp().nan_to_num(1.0)
         words = f"the sum of the weights is of weights rounded to {name}"
@@ -336,6 +363,7 @@ def _of_weights(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
     own, other, factor = ("2", "e", _LN2) if tensors.base == 2.0 else ("e", "2", 1.0 / _LN2)
     yield Mistake("scale", f"its logarithm has base {other}", _with(right, lse=top + logarithm * factor))
     yield Mistake("scale", f"it is the logarithm of base {other}, not {own}", _with(right, lse=lse * factor))
+    yield _of_running_maximum(tensors, right)
     wrong_base = merge(dataclasses.replace(tensors, base=2.0 if other == "2" else math.e))
     power = top + (wrong_base["lse"].value - top).nan_to_num(0.0) * (1.0 / factor)
     yield Mistake(
@@ -344,6 +372,20 @@ def _of_weights(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
     if bool((lse == EMPTY).any()):
         never_empty = lse.masked_fill(lse == EMPTY, 0.0)
         yield Mistake("denominator", "it is 0 and not -inf without any key", _with(right, lse=never_empty))
+
+
+def _of_running_maximum(tensors: StateTensors, right: Reference) -> Mistake:
+    """Return the mistake that sums are not rescaled where a later state has a larger LSE."""
+    lses = tensors.partial_lses.double() * math.log(tensors.base)
+    empty = lses == EMPTY
+    weights = (lses - lses.cummax(0).values).exp().masked_fill(empty, 0.0)
+    total = weights.sum(0)
+    states = tensors.partial_outputs.double().masked_fill(empty[..., None], 0.0)
+    none = total == 0.0
+    out = (weights[..., None] * states).sum(0) / total.masked_fill(none, 1.0)[..., None]
+    lse = (lses.amax(0) + total.log()).masked_fill(none, EMPTY) / math.log(tensors.base)
+    words = "weights are relative to the largest LSE so far, and sums are not rescaled for a larger one"
+    return Mistake("denominator", words, _with(right, out=out, lse=lse))
 
 
 def _of_maxima(experiment: StateExperiment, wrong: set[str]) -> list[Told]:
