@@ -19,7 +19,7 @@ from fuzz_attn.forensics.near_cases import Kind, near_cases
 from fuzz_attn.forensics.padded_stores import gap_for, padded_store
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
-from fuzz_attn.operations.cache_write.roundings import roundings
+from fuzz_attn.operations.cache_write.wrong_roundings import roundings
 from fuzz_attn.operations.cache_write.write_experiment import (
     LIMITS,
     NAMES,

@@ -1,4 +1,4 @@
-"""Roundings: what a cache holds of new numbers that are rounded in another way than to the nearest."""
+"""Wrong roundings: what a cache holds of new numbers that are rounded in another way than to the nearest."""
 
 from __future__ import annotations
 
