@@ -116,9 +116,10 @@ class OfArguments(Candidate):
 
 @dataclass(eq=False)
 class OfGrid(Candidate):
-    """More programs of a kernel along an axis of its grid: some times as many and more, or the size of a tensor.
+    """Other programs of a kernel along an axis of its grid: some times as many and more, or the size of a tensor.
 
-    Programs that are not needed return at once, so that only a grid which is too small becomes right.
+    Programs that are not needed return at once, so that only a grid which is too small becomes right with more. With
+    ``fewer`` it is the size of a tensor, which right launches bear only if the other programs answer no row.
     """
 
     kernel: str = ""
@@ -126,16 +127,21 @@ class OfGrid(Candidate):
     times: int = 1
     more: int = 0
     size: OfTensor | None = None
+    fewer: bool = False
     before: Grid = (1, 1, 1)
     place: Location = UNKNOWN_LOCATION
 
     def grid(self, grid: Grid, arguments: dict[str, Any]) -> Grid:
-        """Return the grid of a launch with more programs."""
+        """Return the grid of a launch with more programs, or with fewer."""
         number: Any = grid[self.axis] * self.times + self.more
         if self.size is not None:
             tensor = arguments.get(self.size.tensor)
             number = self.size.of(tensor) if isinstance(tensor, torch.Tensor) else None
-        return grid if number is None else along(grid, self.axis, max(int(number), grid[self.axis]))
+        if number is None:
+            return grid
+        if self.fewer:
+            return along(grid, self.axis, min(max(int(number), 1), grid[self.axis]))
+        return along(grid, self.axis, max(int(number), grid[self.axis]))
 
 
 NO_NUMBER: Final = OfTensor("", "shape", 0)
@@ -270,20 +276,22 @@ GROWTHS: Final = ((2, 1), (16, 0))
 """By which factor a grid grows, and by how much more: to a number rounded up, or to that of another unit."""
 
 
-def of_grids(launched: Launched) -> Iterator[OfGrid]:
-    """Yield more programs of a launch, along each axis."""
+def of_grids(launched: Launched, *, surplus: bool = False) -> Iterator[OfGrid]:
+    """Yield more programs of a launch, along each axis; also fewer where some programs seem to be ``surplus``."""
     for axis, extent in enumerate(launched.grid):
         for (name, _), tensor in launched.arguments.items():
             sizes = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
             for place, size in enumerate(sizes):
+                number = OfTensor(name, "shape", place)
                 if size > extent:
-                    number = OfTensor(name, "shape", place)
-                    yield _more_programs(2.0, launched, axis, size=number)
+                    yield _other_programs(2.0, launched, axis, size=number)
+                elif surplus and 0 < size < extent:
+                    yield _other_programs(1.0, launched, axis, size=number, fewer=True)
         for times, more in GROWTHS:
-            yield _more_programs(1.0, launched, axis, times=times, more=more)
+            yield _other_programs(1.0, launched, axis, times=times, more=more)
 
 
-def _more_programs(order: float, launched: Launched, axis: int, **how: Any) -> OfGrid:
+def _other_programs(order: float, launched: Launched, axis: int, **how: Any) -> OfGrid:
     old = programs(launched.grid)
     found = OfGrid(order, old, "more", kernel=launched.kernel, axis=axis, before=launched.grid, **how)
     found.place = launched.location

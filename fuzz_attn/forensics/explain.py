@@ -24,6 +24,7 @@ from fuzz_attn.forensics.inquiry import MOST_FINDINGS, Inquiry
 from fuzz_attn.forensics.lab import SECONDS
 from fuzz_attn.forensics.missing_launches import missing_launch, small_block
 from fuzz_attn.forensics.overwritten_rows import overwritten_rows, writer_of_padding
+from fuzz_attn.forensics.padded_stores import gap_for, padded_store
 from fuzz_attn.forensics.wrong_outputs import PADDED_ROWS
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
@@ -186,7 +187,7 @@ def _explained(experiment: Experiment, relation: str | None) -> Explanation:
     until = time.process_time() + SECONDS
     found = Inquiry(experiment, failures, until).explanation()
     accesses = bool(experiment.first.observations) or any(verdict.kind == WRITTEN_OUTSIDE for verdict in failures)
-    of_access = _of_accesses(experiment, found) if accesses else None
+    of_access = _of_padding(experiment, found) or _of_accesses(experiment, found) if accesses else None
     if of_access is not None:
         return of_access
     if found.findings[0].vague or found.reason in SHIFTED:
@@ -359,6 +360,18 @@ def _with_cause(found: Explanation, first: Finding, cause: str, *, instead_of: F
     """Return an explanation with a finding of it in front, which has another cause."""
     others = (each for each in found.findings if each.words != (instead_of or first).words)
     return msgspec.structs.replace(found, findings=(msgspec.structs.replace(first, cause=cause), *others))
+
+
+def _of_padding(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return which store writes the padding of heads, where nothing else is wrong once heads lie apart."""
+    gap = gap_for(experiment.case.heads.head_size_v)
+    try:
+        strides = msgspec.structs.replace(experiment.case.strides, out_head=gap)
+        apart = replace(experiment.case, strides=strides) if gap else None
+        first = None if apart is None else padded_store(experiment.with_target(apart, experiment.target))
+    except FuzzAttnError:
+        return None
+    return None if first is None else msgspec.structs.replace(found, findings=(first,))
 
 
 def _of_far_pages(experiment: Experiment, found: Explanation) -> Explanation | None:

@@ -456,13 +456,20 @@ class RepairSearch:
         self._kernels = {launched.kernel for launched in self._switches.launched}
         launches = self._switches.launched
         arguments = [each for launched in launches for each in of_arguments(launched)]
-        grids = [each for launched in launches for each in of_grids(launched)]
+        grids = [each for launched in launches for each in of_grids(launched, surplus=self._may_be_surplus())]
         return sorted([*found.values(), *arguments, *grids], key=self._order_of)
+
+    def _may_be_surplus(self) -> bool:
+        """Return whether programs without a row may run: a finding names one, or memory of no row is written."""
+        failures = self.kind.failures(self.experiment, self.relation)
+        outside = any(verdict.kind == "written_outside" for verdict in failures)
+        return outside or any(each.kind in _BY_SURPLUS for each in self.experiment.first.observations)
 
     def _order_of(self, candidate: Candidate) -> float:
         """Return when a change is tried: an integer later where only numbers are wrong, a line with a finding first."""
         if not isinstance(candidate, AtPlace):
-            return candidate.order
+            fewer = isinstance(candidate, OfGrid) and candidate.fewer
+            return candidate.order - OBSERVED * fewer
         integer = candidate.element in ("i32", "i64")
         if candidate.element == "f32" and self._is_outside:
             return candidate.order + FLOATS_LATER
@@ -594,7 +601,8 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
         return msgspec.structs.replace(found, repair=repair, launches=found.launches + search.launches)
     findings = found.findings
     if isinstance(search.found[0], OfGrid):
-        findings = (_of_grid(search.found[0], repair, first), *(each for each in findings[1:]))
+        kept = findings if search.found[0].fewer else findings[1:]
+        findings = (_of_grid(search.found[0], repair, first), *kept)[:MOST_FINDINGS]
         return msgspec.structs.replace(
             found, findings=findings, repair=repair, launches=found.launches + search.launches
         )
@@ -631,14 +639,19 @@ def is_chance(repair: Repair, candidate: Candidate, first: Finding) -> bool:
 
 
 def _of_grid(grown: OfGrid, repair: Repair, first: Finding) -> Finding:
-    """Return that a launch has too few programs, behind the words of what is never written where that is known."""
+    """Return that a launch has too few programs, behind the words of what is never written, or too many."""
     launch = f"{repair.place} launches {grown.kernel} with {grown.old}, and is right with {grown.new}"
+    if grown.fewer:
+        cause = f"address: too many programs of {grown.kernel} along axis {grown.axis}"
+        return Finding("address", f"{launch}: the others have no row to compute", cause=cause)
     cause = f"unwritten: too few programs of {grown.kernel} along axis {grown.axis}"
     if first.reason != "unwritten":
         return Finding("unwritten", f"{launch}: what the others answer is never computed", cause=cause)
     return Finding("unwritten", f"{first.words}: {launch}", cause=cause)
 
 
+_BY_SURPLUS: Final = frozenset({"out_of_bounds", "uninitialised", "race", "overflow"})
+"""What sanitizers find of a program that has no row."""
 _NO_CAUSES: Final = frozenset({"unknown", "arithmetic"})
 """Reasons that say only that, or by how much, the outputs are wrong."""
 _TERMS: Final[dict[str, frozenset[str]]] = {

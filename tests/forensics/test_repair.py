@@ -78,6 +78,8 @@ PLANTED = {
     "merge_with_padded_splits": r"makes it right: splits\.py:\d+, `.* // NUM_SPLITS_PADDED` to `.* // NUM_SPLITS`",
     # two kernels that do not agree, of which either may be wrong
     "parts_without_padding": r"avoids it.*`index \* HEAD_SIZE_PADDED` to `index \* HEAD_SIZE`, or kernel_3d\.py",
+    # programs that have no row
+    "programs_for_padded_rows_of_a_merge": r"`2 x 1 x 1 programs of kernel_merge_states` to `1 x 1 x 1 programs`",
     # a read of what none has written, of which outputs do not tell where it is wrong
     "merge_of_splits_without_the_window": r"A change that avoids it, though the mistake may be elsewhere: ",
 }
@@ -163,6 +165,28 @@ def test_a_grid_grows_along_one_axis_to_the_size_of_a_tensor_at_most_where_that_
     grown = [each.grid(launched.grid, {"out.ptr": torch.zeros(2, 5)}) for each in of_grids(launched)]
     assert {(5, 3, 1), (2, 5, 1), (2, 3, 2), (2, 3, 5)} <= set(grown)
     assert all(sum(new != old for new, old in zip(grid, launched.grid, strict=True)) == 1 for grid in grown)
+
+
+def test_a_grid_shrinks_to_a_smaller_size_where_programs_may_be_surplus() -> None:
+    arguments = {("slots", "*i64"): torch.zeros(3)}
+    launched = Launched("kernel", arguments, Location("call.py", 7), (4, 2, 1))
+    fewer = [each for each in of_grids(launched, surplus=True) if each.fewer]
+    assert [each.grid(launched.grid, {"slots": torch.zeros(3)}) for each in fewer] == [(3, 2, 1)]
+    # a launch that has fewer programs than the size keeps them, and none becomes empty
+    assert [each.grid((2, 2, 1), {"slots": torch.zeros(3)}) for each in fewer] == [(2, 2, 1)]
+    assert [each.grid((2, 2, 1), {"slots": torch.zeros(0)}) for each in fewer] == [(1, 2, 1)]
+    assert not any(each.fewer for each in of_grids(launched))
+
+
+def test_programs_without_a_row_lead_before_what_they_access() -> None:
+    bug = "programs_for_padded_rows_of_a_merge"
+    findings = rows_of("planted_bug_cases.json", "--tables", str(HERE / "planted"), *PLANTED)[bug]["findings"]
+    assert re.fullmatch(
+        r"merge_states\.py:\d+ launches kernel_merge_states with 2 x 1 x 1 programs, "
+        "and is right with 1 x 1 x 1 programs: the others have no row to compute",
+        findings[0][1],
+    )
+    assert findings[1][1].startswith("out-of-bounds load")
 
 
 def test_the_strides_of_a_tensor_are_one_change_where_several_are_those_of_another_one() -> None:

@@ -209,6 +209,13 @@ def _with_own_scale(new: torch.Tensor, dtype: torch.dtype, *, of_scale: bool) ->
     if of_scale:
         return Expected(scale, scale * QUOTIENT + FLUSHED, judged)
     judged |= scale == 0.0
+    known = with_scale(new, scale, dtype)
+    return dataclasses.replace(known, judged=judged[..., None])
+
+
+def with_scale(new: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> Expected:
+    """Return what a cache must hold of new numbers with a scale for each token and head, which is computed too."""
+    judged = torch.ones_like(scale, dtype=torch.bool)
     exact = new / scale.masked_fill(scale == 0.0, 1.0)[..., None]
     error = exact.abs() * ((1.0 + QUOTIENT) * (1.0 + QUOTIENT) / (1.0 - QUOTIENT) - 1.0) + FLUSHED
     if is_fp8_dtype(dtype):

@@ -13,18 +13,34 @@ from typing import Final, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason, factor, ranges
+from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason, factor, is_plausible, ranges
+from fuzz_attn.forensics.inquiry import MOST_FINDINGS
 from fuzz_attn.forensics.near_cases import Kind, near_cases
+from fuzz_attn.forensics.padded_stores import gap_for, padded_store
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
-from fuzz_attn.operations.cache_write.write_experiment import NAMES, WriteExperiment, parts_of, stored
+from fuzz_attn.operations.cache_write.write_experiment import (
+    LIMITS,
+    NAMES,
+    WriteExperiment,
+    parts_of,
+    stored,
+    with_scale,
+)
 from fuzz_attn.operations.cache_write.write_tensors import NOWHERE, WriteTensors
+from fuzz_attn.operations.cache_write.wrong_roundings import roundings
+from fuzz_attn.operations.cache_write.wrong_slots import Place, mistakes_of_slots
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Expected
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.launch_properties import nothing_else_written
 
 NEAR: Final = 6
 """Near cases on which a mistake is confirmed that gives all numbers of the failing one."""
+OF_SLOTS: Final = 24
+"""Near cases whose tokens tell by which arithmetic slots are wrong."""
+FEWEST_COLUMNS: Final = 4
+"""Numbers of a head that must have one factor for it to be named."""
 SHOWN: Final = 3
 """Slots or tokens of one kind that are named one by one."""
 
@@ -64,6 +80,22 @@ class Cache(NamedTuple):
         value, bound = self.known.value[token], self.known.bound[token]
         return bool(((self.held[slot] - value).abs() <= torch.maximum(4.0 * bound, 2.0 * unit * value.abs())).all())
 
+    def factor_of(self, slot: int, token: int) -> str:
+        """Return how many times what they must be all numbers of a head are, in words; nothing where that differs."""
+        for head in range(self.held.shape[1]):
+            held, value, bound = self.held[slot, head], self.known.value[token, head], self.known.bound[token, head]
+            right = (held - value).abs() <= bound
+            if bool(right.all()):
+                continue
+            square = float((value * value).sum())
+            times = float((held * value).sum()) / square if square else 0.0
+            fits = (held - times * value).abs() <= bound * max(abs(times), 1.0)
+            told = (value.abs() > 4.0 * bound).sum()
+            if not bool(fits.all()) or told < FEWEST_COLUMNS or not is_plausible(times):
+                return ""
+            return factor(float(f"{times:.3g}"))
+        return ""
+
     def token_in(self, slot: int) -> int | None:
         """Return the token whose numbers a slot holds; None for none."""
         return next((token for token in range(len(self.slots)) if self.holds(slot, token)), None)
@@ -74,17 +106,57 @@ def explain(experiment: Experiment, kind: Kind) -> Explanation:
     assert isinstance(experiment, WriteExperiment)
     if experiment.first.error:
         return _of([Finding("unknown", "the target raised")])
+    seen = [Finding("address", each.message) for each in experiment.first.observations[:1]]
+    if (seen or not nothing_else_written(experiment).passed) and (padding := _of_padding(experiment)):
+        return _of([padding])
     tensors: WriteTensors = experiment.left
     found: dict[tuple[Reason, str], list[str]] = {}
-    for name in sorted(tensors.outputs, key=lambda name: name not in NAMES):  # numbers follow from their scales
+    for name in sorted(tensors.outputs, key=lambda name: name not in NAMES):
+        if any(name in map(NAMES.get, names) for names in found.values()) and _follows(name, experiment, tensors):
+            continue
         for reason, words in _findings(_cache(experiment, tensors, name), experiment, tensors, kind):
             found.setdefault((reason, words), []).append(name)
     findings = [Finding(reason, f"{' and '.join(names)}: {words}") for (reason, words), names in found.items()]
-    seen = [Finding("address", each.message) for each in experiment.first.observations[:1]]
-    stray = bool(seen) and all(finding.reason in ("address", "unwritten") for finding in findings)
+    stray = bool(seen or findings) and all(finding.reason in ("address", "unwritten") for finding in findings)
+    if stray and (words := _of_slots(experiment, kind)):
+        return _of([Finding("page", words), *(seen or findings)][:MOST_FINDINGS])
     if stray or not findings:
         findings = [_without_features(found, experiment) for found in (seen or findings)[:1]] + findings[not seen :]
     return _of(findings or [Finding("unknown", "no typical mistake gives these caches")])
+
+
+def _of_padding(experiment: WriteExperiment) -> Finding | None:
+    """Return which store writes the padding of heads, where that is all that is wrong."""
+    case, gap = experiment.case, gap_for(experiment.case.head_size)
+    apart = replace(case, head_gap=max(gap, case.head_gap), far=False, far_axes=()) if gap else None
+    return padded_store(experiment.with_target(apart, experiment.target)) if apart else None
+
+
+def _of_slots(experiment: WriteExperiment, kind: Kind) -> str:
+    """Return by which arithmetic tokens get into wrong slots in the case and near ones, in words; else nothing."""
+    places: list[Place] = []
+    for case in (experiment.case, *near_cases(kind, experiment.case, 1, OF_SLOTS + 1)):
+        near = experiment.with_target(case, experiment.target)
+        if near.first.error or kind.unpromised(case, experiment.target.domain):
+            continue
+        cache = _cache(near, near.left, "value_cache")
+        for slot in cache.written.nonzero().flatten().tolist():
+            token = cache.token_in(slot)
+            if token is not None and cache.slots[token] != NOWHERE:
+                places.append(Place(token, cache.slots[token], slot, case.page_size))
+    return OR.join(mistakes_of_slots(places))
+
+
+def _follows(name: str, experiment: WriteExperiment, tensors: WriteTensors) -> bool:
+    """Return whether a cache holds the right numbers for the scales that are stored, which are wrong."""
+    outputs = experiment.first.tensors.outputs
+    scales = next(outputs[of].elements for of, numbers in NAMES.items() if numbers == name)
+    new, _ = parts_of(tensors)[name]
+    dtype = outputs[name].tensor.dtype
+    known = with_scale(new.double(), scales.double(), dtype)
+    right = (outputs[name].elements.double() - known.value).abs() <= known.bound
+    live = outputs[name].live
+    return bool((right if live is None else right | ~live).all())
 
 
 def _without_features(finding: Finding, experiment: WriteExperiment) -> Finding:
@@ -102,6 +174,12 @@ def _without_features(finding: Finding, experiment: WriteExperiment) -> Finding:
         plain = replace(case, **{name: value})
         if plain != case and experiment.with_target(plain, experiment.target).is_right:
             return Finding(finding.reason, f"{finding.words}; right {words}: {why}")
+    for axis in case.far_axes:
+        near = replace(case, far_axes=tuple(other for other in case.far_axes if other != axis))
+        if experiment.with_target(near, experiment.target).is_right:
+            tensor, _, name = axis.rpartition("_")
+            words = f"right where {name}s of {tensor} are near each other"
+            return Finding(finding.reason, f"{finding.words}; {words}: another stride is used, or offsets are cut")
     return finding
 
 
@@ -129,10 +207,10 @@ def _findings(
             yield fitting[0][0], OR.join(words for _, words in fitting)
             return
         dtype = launched.outputs[cache.name].tensor.dtype
-        if "k_scale_cache" in launched.outputs and _zeros_are_nan(cache):
+        if "k_scale_cache" in launched.outputs and _zeros_are_nan(cache, experiment, kind):
             yield "scale", "rows of zeros are divided by their scale, 0"
             return
-        if words := _of_scales(cache) if cache.name in NAMES else _of_limit(cache, dtype):
+        if words := _of_scales(cache, experiment, kind) if cache.name in NAMES else _of_limit(cache, dtype):
             yield "scale", words
             return
     yield from _slots_of_no_token(cache)
@@ -156,12 +234,8 @@ def _confirmed(
 
     One column may fit by chance.
     """
-    for case in near_cases(kind, experiment.case, 1, NEAR + 1) if fitting else ():
-        if kind.unpromised(case, experiment.target.domain):
-            continue
-        near = experiment.with_target(case, experiment.target)
-        ran = not (near.first.error or near.first.observations)
-        if ran and not judge(near.first.tensors, {name: near.reference[name]}).passed:
+    for near in _near(experiment, kind) if fitting else ():
+        if not judge(near.first.tensors, {name: near.reference[name]}).passed:
             possible = {words for _, words, _ in _mistakes(name, near.left)}
             fits = {words for _, words in _fitting(near, name)}
             fitting = [(reason, words) for reason, words in fitting if words in fits or words not in possible]
@@ -193,6 +267,7 @@ def _mistakes(name: str, tensors: WriteTensors) -> Iterator[tuple[Reason, str, E
             known = stored(new, scale, tensors, name)
             rounded = dataclasses.replace(known, value=known.value.to(narrow).double())
             yield "arithmetic", f"scales are rounded to {str(narrow).removeprefix('torch.')}", rounded
+        yield from _other_scales(stored(new, scale, tensors, name), new)
     yield "address", f"it holds the numbers of {other}", stored(others, scale, tensors, name)
     if is_fp8_dtype(tensors.outputs[name].tensor.dtype) and name not in NAMES and len(tensors.outputs) == 2:
         one = torch.ones_like(scale)
@@ -205,22 +280,90 @@ def _mistakes(name: str, tensors: WriteTensors) -> Iterator[tuple[Reason, str, E
     for narrow in (torch.float16, torch.bfloat16):
         words = f"numbers are rounded to {str(narrow).removeprefix('torch.')} on the way"
         yield "arithmetic", words, stored(new.to(narrow).to(new.dtype), scale, tensors, name)
+    if name not in NAMES:
+        yield "arithmetic", "the signs of numbers are lost", stored(new.abs(), scale, tensors, name)
+        yield "arithmetic", "numbers have the opposite sign", stored(-new, scale, tensors, name)
+        for words, expected in roundings(new, scale, tensors, name):
+            yield "arithmetic", words, expected
 
 
-def _of_scales(cache: Cache) -> str:
-    """Return by which factor all scales are wrong, in words; nothing if that differs."""
+def _other_scales(known: Expected, new: torch.Tensor) -> Iterator[tuple[Reason, str, Expected]]:
+    """Yield mistakes of what scales follow from."""
+    numbers = new.double()
+    largest = numbers.abs().amax(-1)
+
+    def with_value(value: torch.Tensor) -> Expected:
+        bound = known.bound * (value / known.value).abs().nan_to_num(1.0, 1.0).clamp_min(1.0) * new.shape[-1]
+        return dataclasses.replace(known, value=value, bound=bound)
+
+    limits = known.value / largest
+    yield "scale", "scales are the inverse of what they must be", with_value(1.0 / known.value)
+    yield "scale", "scales follow from the sum of the magnitudes", with_value(numbers.abs().sum(-1) * limits)
+    yield "scale", "scales follow from the mean of the magnitudes", with_value(numbers.abs().mean(-1) * limits)
+    yield "scale", "scales follow from the smallest magnitude", with_value(numbers.abs().amin(-1) * limits)
+    root = numbers.square().mean(-1).sqrt()
+    yield "scale", "scales follow from the root of the mean square", with_value(root * limits)
+    if new.shape[1] > 1:
+        shared = largest.amax(1, keepdim=True).expand_as(largest)
+        yield "scale", "all heads of a token have the scale of the largest of them", with_value(shared * limits)
+    if new.shape[0] > 1:
+        shared = largest.amax(0, keepdim=True).expand_as(largest)
+        yield "scale", "all tokens have the scale of the largest of them", with_value(shared * limits)
+
+
+def _of_scales(cache: Cache, experiment: WriteExperiment, kind: Kind) -> str:
+    """Return by which factor all scales are wrong, also in near cases, in words; nothing if that differs."""
+    ratios = [_ratio(cache)]
+    ratios += [_ratio(_cache(near, near.left, cache.name)) for near in _near(experiment, kind)]
+    first = ratios[0]
+    told = [ratio for ratio in ratios if ratio is not None]
+    if first is None or len(told) < len(ratios) or max(told) - min(told) > ALIKE * first:
+        return ""
+    limit = LIMITS[experiment.first.tensors.outputs[NAMES[cache.name]].tensor.dtype]
+    largest = limit / first
+    words = f"scales are {factor(first)} times what they must be"
+    if first != 1.0 and abs(largest - round(largest)) <= 4 * ALIKE * largest and round(largest) > 1:
+        return f"{words}: with them the largest magnitude becomes {round(largest)} and not {limit:g}"
+    return words
+
+
+def _ratio(cache: Cache) -> float | None:
+    """Return how many times what they must be the judged scales of a cache are; None where that differs."""
     live = torch.tensor(cache.slots) != NOWHERE
     ratio = cache.held.cpu()[torch.tensor(cache.slots)[live]] / cache.known.value.cpu()[live]
+    ratio = ratio[cache.known.judged.cpu()[live].expand_as(ratio)]
+    if not ratio.numel() or not bool(ratio.isfinite().all()):
+        return None
     low, high = float(ratio.min()), float(ratio.max())
-    return f"scales are {factor(low)} times what they must be" if high - low <= ALIKE * low else ""
+    return low if low > 0.0 and high - low <= ALIKE * low else None
 
 
-def _zeros_are_nan(cache: Cache) -> bool:
-    """Return whether a cache holds NaN exactly where rows of zeros belong."""
+def _zeros_are_nan(cache: Cache, experiment: WriteExperiment, kind: Kind) -> bool:
+    """Return whether a cache holds NaN exactly where rows of zeros belong, also in near cases."""
+    nan, zeros = _nan_and_zeros(cache)
+    if not bool(nan.any()) or not torch.equal(nan, zeros):
+        return False
+    for near in _near(experiment, kind):
+        nan, zeros = _nan_and_zeros(_cache(near, near.left, cache.name))
+        if not torch.equal(nan, zeros):
+            return False
+    return True
+
+
+def _nan_and_zeros(cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
     live = torch.tensor(cache.slots) != NOWHERE
     nan = cache.held.cpu()[torch.tensor(cache.slots)[live]].isnan()
-    zeros = (cache.known.value.cpu()[live] == 0.0).all(-1, keepdim=True).expand_as(nan)
-    return bool(nan.any()) and torch.equal(nan, zeros)
+    zeros = cache.known.value.cpu()[live] == 0.0
+    return nan, zeros.all(-1, keepdim=True).expand_as(nan) if zeros.dim() > 2 else zeros
+
+
+def _near(experiment: WriteExperiment, kind: Kind) -> Iterator[WriteExperiment]:
+    """Yield the experiments of near cases in which the target raises nothing and a sanitizer finds nothing."""
+    for case in near_cases(kind, experiment.case, 1, NEAR + 1):
+        near = experiment.with_target(case, experiment.target)
+        promised = not kind.unpromised(case, experiment.target.domain)
+        if promised and isinstance(near, WriteExperiment) and not (near.first.error or near.first.observations):
+            yield near
 
 
 def _of_limit(cache: Cache, dtype: torch.dtype) -> str:
@@ -276,7 +419,10 @@ def _wrong_tokens(cache: Cache, output: OutputTensor) -> Iterator[tuple[Reason, 
     for axis, rest in axes.items():
         never = unwritten.all(rest)
         if bool(never.any()):
-            yield "unwritten", f"{axis}s {ranges(never.nonzero().flatten().tolist())} are not written"
+            lost = never.nonzero().flatten().tolist()
+            which = f"{axis} {lost[0]} is" if len(lost) == 1 else f"{axis}s {ranges(lost)} are"
+            overflow = ", or -128 is stored there" if output.tensor.dtype == torch.int8 else ""
+            yield "unwritten", f"{which} not written{overflow}"
             return
     for token, slot in wrong[:SHOWN]:
         other = cache.token_in(slot)
@@ -284,6 +430,10 @@ def _wrong_tokens(cache: Cache, output: OutputTensor) -> Iterator[tuple[Reason, 
             yield "address", f"slot {slot} holds token {other} and not token {token}"
         elif cache.nearly_holds(slot, token, _spacing(output.tensor.dtype)):
             yield "arithmetic", f"numbers of token {token} in slot {slot} are rounded wrongly"
+        elif cache.name in NAMES:
+            yield "scale", f"the scales of token {token} in slot {slot} do not follow from its largest magnitude"
+        elif ratio := cache.factor_of(slot, token):
+            yield "scale", f"numbers of token {token} in slot {slot} are {ratio} times what they must be"
         else:
             yield "address", f"slot {slot} holds other numbers than those of token {token}"
 

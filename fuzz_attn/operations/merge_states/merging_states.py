@@ -223,4 +223,4 @@ class MergeStates(SmallOperation):
         """Return which typical mistake gives the outputs."""
         from fuzz_attn.operations.merge_states.state_explain import explain  # noqa: PLC0415 - imports torch
 
-        return explain(experiment)
+        return explain(experiment, self)

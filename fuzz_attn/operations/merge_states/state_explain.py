@@ -10,12 +10,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
 from msgspec.structs import replace
 
-from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason, ranges
+from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason, ranges, without_numbers
+from fuzz_attn.forensics.near_cases import Kind, near_cases
+from fuzz_attn.forensics.padded_stores import gap_for, padded_store
+from fuzz_attn.inputs.output_tensors import same_bytes
+from fuzz_attn.inputs.storage import elements_in
+from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.operations.merge_states.state_case import StateCase, described
 from fuzz_attn.operations.merge_states.state_experiment import StateExperiment, merge
 from fuzz_attn.operations.merge_states.state_tensors import EMPTY, StateTensors
 from fuzz_attn.oracle.comparison import judge
@@ -27,6 +33,12 @@ from fuzz_attn.properties.launch_properties import nothing_else_written
 Changed = Callable[[StateTensors], StateTensors]
 
 
+NEAR: Final = 12
+"""Near cases that tell several mistakes apart."""
+FEWEST_TOLD: Final = 2
+"""Near cases that must show a mistake which the case itself does not show."""
+ONLY_STATE: Final = "the only state is left out"
+ERRORS_ARE_SMALL: Final = "the errors are small"
 SMALL: Final = 2.0**-6
 """Share of the numbers beyond which an error is no rounding to 16 bits, or of several."""
 
@@ -39,24 +51,99 @@ class Mistake(NamedTuple):
     reference: Reference
 
 
-def explain(experiment: Experiment) -> Explanation:
+Told: TypeAlias = tuple[Reason, str]
+"""A mistake in words with its reason."""
+
+
+def explain(experiment: Experiment, kind: Kind) -> Explanation:
     """Return which mistake gives the outputs of the first launch, else that none is known."""
     assert isinstance(experiment, StateExperiment)
     if experiment.first.error:
         return _unknown("the target raised")
-    if seen := experiment.first.observations:
-        return Explanation((Finding("address", seen[0].message + _of_strides(experiment)),), launches=1)
-    right, launched = experiment.reference, experiment.first.tensors
-    wrong = {name for name in right if not judge(launched, {name: right[name]}).passed}
-    if not wrong:
-        outside = nothing_else_written(experiment)
-        if not outside.passed:
-            words = f"{outside.message}: a store lacks a mask, or has a wrong stride"
-            return Explanation((Finding("address", words),), launches=1)
-        return _unknown("the outputs of this launch are right")
+    finding = _of_accesses(experiment)
+    if finding is not None:
+        return Explanation((finding,), launches=2)
+    wrong = _wrong_outputs(experiment)
     if lost := [words for name in sorted(wrong) if (words := _never_written(experiment, name))]:
         return Explanation((Finding("unwritten", "; ".join(lost)),), launches=1)
-    return _of_outputs(experiment, right, wrong) or _unknown("no typical mistake gives these outputs")
+    found = _of_outputs(experiment, wrong, kind) or _unknown("no typical mistake gives these outputs")
+    return _of_near_cases(experiment, kind, found) if found.findings[0].vague or _is_open(found) else found
+
+
+def _of_accesses(experiment: StateExperiment) -> Finding | None:
+    """Return what is wrong of the accesses of a launch, by sanitizers, or by memory where all outputs are right."""
+    seen, outside = experiment.first.observations, nothing_else_written(experiment)
+    if (seen or not outside.passed) and (padding := _of_padding(experiment)):
+        return padding
+    if seen:
+        return Finding("address", seen[0].message + _of_strides(experiment))
+    if _wrong_outputs(experiment):
+        return None
+    if outside.passed:
+        return Finding("unknown", "the outputs of this launch are right")
+    why = _rows_of_no_token(experiment) or "a store lacks a mask, or has a wrong stride"
+    return Finding("address", f"{outside.message}: {why}")
+
+
+def _is_open(found: Explanation) -> bool:
+    return found.reason == "unknown" or ERRORS_ARE_SMALL in found.words
+
+
+def _of_near_cases(experiment: StateExperiment, kind: Kind, found: Explanation) -> Explanation:
+    """Return what near cases that are wrong show, where the case itself leaves it open and they agree; else the same.
+
+    Two of them must, because outputs of one may be those of a mistake by chance.
+    """
+    told: list[tuple[StateCase, str, Told]] = []
+    for near in _near(experiment, kind):
+        wrong = _wrong_outputs(near)
+        possible = (_fitting(near, wrong) or _of_maxima(near, wrong)) if wrong and not reads_empty_states(near) else []
+        if len(possible) == 1 and possible[0][1] != ONLY_STATE:
+            told.append((near.case, " and ".join(sorted(wrong)), possible[0]))
+    shared = {without_numbers(words) for _, _, (_, words) in told}
+    if len(told) < FEWEST_TOLD or len(shared) > 1:
+        return found
+    case, names, (reason, words) = told[0]
+    own = described(experiment.case)
+    longer = "; ".join(f"{what}: {words}" for what, words in described(case) if (what, words) not in own)
+    kept = [finding for finding in found.findings if not finding.vague and finding.reason != "unknown"]
+    return replace(found, findings=(Finding(reason, f"{names}: {words}"), *kept), longer=longer)
+
+
+def _near(experiment: StateExperiment, kind: Kind) -> Iterator[StateExperiment]:
+    """Yield the experiments of near cases in which the target raises nothing and a sanitizer finds nothing."""
+    for case in near_cases(kind, experiment.case, 1, NEAR + 1):
+        near = experiment.with_target(case, experiment.target)
+        promised = not kind.unpromised(case, experiment.target.domain)
+        if promised and isinstance(near, StateExperiment) and not (near.first.error or near.first.observations):
+            yield near
+
+
+def _wrong_outputs(experiment: StateExperiment) -> set[str]:
+    right = experiment.reference
+    return {name for name in right if not judge(experiment.first.tensors, {name: right[name]}).passed}
+
+
+def _of_padding(experiment: StateExperiment) -> Finding | None:
+    """Return which store writes the padding of heads, where that is all that is wrong."""
+    gap = gap_for(experiment.case.head_size)
+    apart = replace(experiment.case, gap=gap, far_axes=()) if gap else None
+    return padded_store(experiment.with_target(apart, experiment.target)) if apart else None
+
+
+def _rows_of_no_token(experiment: StateExperiment) -> str:
+    """Return which rows behind those of the tokens are written, in words, where nothing else is; else nothing."""
+    words, launch = [], experiment.first
+    for name, output in launch.tensors.outputs.items():
+        bits, before = bits_of(output.tensor), launch.outputs_before[name].clone()
+        held = elements_in(before, bits)
+        rows = (held != bits).flatten(1).any(1).nonzero().flatten().tolist()
+        held.copy_(bits)
+        if not same_bytes(before, launch.outputs_after[name]):
+            return ""
+        if own := [row for row in rows if row >= experiment.case.num_tokens]:
+            words.append(f"row{'s' * (len(own) > 1)} {ranges(own)} of {name}")
+    return f"{' and '.join(words)}, which belong to no token" if words else ""
 
 
 def _never_written(experiment: StateExperiment, name: str) -> str:
@@ -77,8 +164,10 @@ def _never_written(experiment: StateExperiment, name: str) -> str:
 
 
 def _of_strides(experiment: StateExperiment) -> str:
-    """Return whose stride is not used, in words, where a case passes without one of its far axes; else nothing."""
+    """Return whose stride is not used, in words, where a case passes without a far axis or a gap; else nothing."""
     case = experiment.case
+    if case.gap and experiment.with_target(replace(case, gap=0), experiment.target).is_right:
+        return "; right where heads of outputs follow one another: another stride than theirs is used"
     for axis in case.far_axes:
         near = tuple(other for other in case.far_axes if other != axis)
         if experiment.with_target(replace(case, far_axes=near), experiment.target).is_right:
@@ -87,26 +176,77 @@ def _of_strides(experiment: StateExperiment) -> str:
     return ""
 
 
-def _of_outputs(experiment: StateExperiment, right: Reference, wrong: set[str]) -> Explanation | None:
-    """Return which mistake gives the wrong outputs; None if none is known."""
-    tensors: StateTensors = experiment.left
-    launched: Any = experiment.first.tensors
-    found = [
-        mistake
-        for mistake in _mistakes(tensors, right)
-        if judge(launched, {name: mistake.reference[name] for name in wrong}).passed
-    ]
-    found = [mistake for mistake in found if judge(launched, mistake.reference).passed] or found
+def _of_outputs(experiment: StateExperiment, wrong: set[str], kind: Kind) -> Explanation | None:
+    """Return which mistake gives the wrong outputs; None if none is known. Near cases of a kind tell several apart."""
+    right = experiment.reference
     names = " and ".join(sorted(wrong))
-    if found:
-        words = OR.join(dict.fromkeys(mistake.words for mistake in found))
-        finding = Finding(found[0].reason, f"{names}: {words}", vague=len(found) > 1)
+    if found := _told_apart(_fitting(experiment, wrong), experiment, kind, _fitting):
+        vague = len(found) > 1 or found[0][1] == ONLY_STATE
+        finding = Finding(found[0][0], f"{names}: {OR.join(words for _, words in found)}", vague=vague)
         return Explanation((finding,), launches=1)
     if reads_empty_states(experiment):
         return Explanation((Finding("address", f"{names}: outputs of states without a key are read"),), launches=2)
-    if maxima := [*_of_maxima(tensors, launched, right, wrong)]:
-        return Explanation((Finding("denominator", f"{names}: {OR.join(maxima)}", vague=len(maxima) > 1),), launches=2)
+    if maxima := _told_apart(_of_maxima(experiment, wrong), experiment, kind, _of_maxima):
+        words = OR.join(words for _, words in maxima)
+        return Explanation((Finding("denominator", f"{names}: {words}", vague=len(maxima) > 1),), launches=2)
+    if words := _of_keyless_rows(experiment, right, wrong):
+        return Explanation((Finding("denominator", words),), launches=1)
     return _of_small_errors(experiment, right, wrong)
+
+
+def _fitting(experiment: StateExperiment, wrong: set[str]) -> list[Told]:
+    """Return the mistakes that give the wrong outputs; those that give the right ones too come alone.
+
+    One that gives numbers within the bounds of the right ones explains none that are wrong.
+    """
+    right, launched = experiment.reference, experiment.first.tensors
+    found = []
+    for mistake in _mistakes(experiment.left, right):
+        given = {name: mistake.reference[name] for name in wrong}
+        if judge(launched, given).passed and all(_differ(given[name], right[name]) for name in wrong):
+            found.append(mistake)
+    found = [mistake for mistake in found if judge(launched, mistake.reference).passed] or found
+    return [*dict.fromkeys((mistake.reason, mistake.words) for mistake in found)]
+
+
+def _differ(given: Expected, right: Expected) -> bool:
+    """Return whether a number of a mistake lies beyond the bound of the right one."""
+    near = (given.value == right.value) | ((given.value - right.value).abs() <= right.bound)
+    return not bool(near.all())
+
+
+def _told_apart(
+    found: list[Told],
+    experiment: StateExperiment,
+    kind: Kind,
+    fitting: Callable[[StateExperiment, set[str]], list[Told]],
+) -> list[Told]:
+    """Return those of several mistakes that also give what near cases hold, where these are wrong.
+
+    All of them where near cases leave none: the mistake has another form there.
+    """
+    kept = found
+    for near in _near(experiment, kind) if len(found) > 1 else ():
+        if wrong := _wrong_outputs(near):
+            fits = fitting(near, wrong)
+            kept = [each for each in kept if each in fits] or kept
+    return kept
+
+
+def _of_keyless_rows(experiment: StateExperiment, right: Reference, wrong: set[str]) -> str:
+    """Return what rows hold whose states have no keys, in words, if only they are wrong and hold one number."""
+    words, keyless = [], right["lse"].value == EMPTY
+    for name in sorted(wrong):
+        actual, expected = experiment.first.tensors.outputs[name].elements.double(), right[name]
+        held = actual[keyless].flatten()
+        inside = (actual == expected.value) | ((actual - expected.value).abs() <= expected.bound)
+        rows = inside.reshape(*keyless.shape, -1).all(-1)
+        one = (held == held[:1]) | (held.isnan() & held[:1].isnan())
+        if not bool(keyless.any()) or not bool((rows | keyless).all()) or not bool(one.all()):
+            return ""
+        must = float(expected.value[keyless].flatten()[0])
+        words.append(f"{name}: rows whose states have no keys hold {float(held[0]):g} and not {must:g}")
+    return "; ".join(words)
 
 
 def _of_small_errors(experiment: StateExperiment, right: Reference, wrong: set[str]) -> Explanation | None:
@@ -121,11 +261,13 @@ def _of_small_errors(experiment: StateExperiment, right: Reference, wrong: set[s
         actual, expected = experiment.first.tensors.outputs[name].elements.double(), right[name]
         error = (actual - expected.value).masked_fill(actual == expected.value, 0.0).abs()
         size = torch.maximum(expected.value.abs(), largest[name])
+        if not bool(actual.isfinite().logical_or(actual == expected.value).all()):
+            return None
         if not bool((error <= expected.bound + SMALL * size).all()):
             return None
         ratios.append(float((error / expected.bound).nan_to_num(0.0).max()))
     names, ratio = " and ".join(sorted(wrong)), max(ratios)
-    words = f"{names}: the errors are small, and {ratio:.3g} times as large as a correct kernel's can be"
+    words = f"{names}: {ERRORS_ARE_SMALL}, and {ratio:.3g} times as large as a correct kernel's can be"
     return Explanation((Finding("arithmetic", words),), launches=1)
 
 
@@ -149,23 +291,37 @@ def _unknown(words: str) -> Explanation:
 
 def _mistakes(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
     """Yield typical mistakes, those of single states first."""
-    count, _, heads, _ = tensors.partial_outputs.shape
+    count = len(tensors.partial_outputs)
     for state in range(count if count > 1 else 0):
         kept = [each for each in range(count) if each != state]
         yield Mistake("segment", f"state {state} of {count} is left out", merge(_chosen(tensors, kept)))
         if count > 2:
             yield Mistake("segment", f"only state {state} of {count} counts", merge(_chosen(tensors, [state])))
-    if heads > 1:
-        for head in range(heads):
-            lses = tensors.partial_lses[:, :, head : head + 1].expand_as(tensors.partial_lses)
-            other = dataclasses.replace(tensors, partial_lses=lses)
-            yield Mistake("head mapping", f"the LSEs of head {head} weigh all heads", merge(other))
+    if count == 1:
+        none = dataclasses.replace(tensors, partial_lses=torch.full_like(tensors.partial_lses, EMPTY))
+        yield Mistake("segment", ONLY_STATE, merge(none))
+    yield from _of_other_rows(tensors)
     equal = merge(dataclasses.replace(tensors, partial_lses=torch.where(tensors.partial_lses == EMPTY, EMPTY, 0.0)))
     shifted = equal["lse"].value + tensors.partial_lses.double().amax(0)
     for lse in (right["lse"].value, shifted, equal["lse"].value):
         yield Mistake("denominator", "all states have equal weights", _with(right, out=equal["out"].value, lse=lse))
     yield from _of_weights(tensors, right)
     yield from _of_roundings(tensors, right)
+
+
+def _of_other_rows(tensors: StateTensors) -> Iterator[Mistake]:
+    """Yield mistakes of rows: LSEs or outputs of one head, or of one token, for all of them."""
+    for axis, name in ((2, "head"), (1, "token")):
+        for index in range(tensors.partial_lses.shape[axis] if tensors.partial_lses.shape[axis] > 1 else 0):
+            lses = tensors.partial_lses.narrow(axis, index, 1).expand_as(tensors.partial_lses)
+            outputs = tensors.partial_outputs.narrow(axis, index, 1).expand_as(tensors.partial_outputs)
+            of_lses = dataclasses.replace(tensors, partial_lses=lses)
+            of_outputs = dataclasses.replace(tensors, partial_outputs=outputs)
+            both = dataclasses.replace(of_lses, partial_outputs=outputs)
+            reason: Reason = "head mapping" if name == "head" else "address"
+            yield Mistake(reason, f"the LSEs of {name} {index} weigh all {name}s", merge(of_lses))
+            yield Mistake(reason, f"the outputs of {name} {index} are merged for all {name}s", merge(of_outputs))
+            yield Mistake(reason, f"all {name}s have the states of {name} {index}", merge(both))
 
 
 def _of_roundings(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
@@ -185,6 +341,9 @@ def _of_roundings(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
         }
         for what, changed in rounded.items():
             yield Mistake("arithmetic", f"the {what} are rounded to {name}", merge(changed))
+        low, high = ((right["out"].value + sign * right["out"].bound).to(narrow).double() for sign in (-1, 1))
+        known = dataclasses.replace(right["out"], value=(low + high) / 2, bound=right["out"].bound + (high - low) / 2)
+        yield Mistake("arithmetic", f"the output is rounded to {name}", {**right, "out": known})
         summed = merge(rounded["weights"])["lse"].value
         times = ((right["lse"].value - summed) * math.log(tensors.base)).exp().nan_to_num(1.0)
         words = f"the sum of the weights is of weights rounded to {name}"
@@ -204,6 +363,7 @@ def _of_weights(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
     own, other, factor = ("2", "e", _LN2) if tensors.base == 2.0 else ("e", "2", 1.0 / _LN2)
     yield Mistake("scale", f"its logarithm has base {other}", _with(right, lse=top + logarithm * factor))
     yield Mistake("scale", f"it is the logarithm of base {other}, not {own}", _with(right, lse=lse * factor))
+    yield _of_running_maximum(tensors, right)
     wrong_base = merge(dataclasses.replace(tensors, base=2.0 if other == "2" else math.e))
     power = top + (wrong_base["lse"].value - top).nan_to_num(0.0) * (1.0 / factor)
     yield Mistake(
@@ -214,11 +374,27 @@ def _of_weights(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
         yield Mistake("denominator", "it is 0 and not -inf without any key", _with(right, lse=never_empty))
 
 
-def _of_maxima(tensors: StateTensors, launched: StateTensors, right: Reference, wrong: set[str]) -> Iterator[str]:
-    """Yield mistakes of the number that is subtracted from LSEs, which may give infinity and NaN in float32.
+def _of_running_maximum(tensors: StateTensors, right: Reference) -> Mistake:
+    """Return the mistake that sums are not rescaled where a later state has a larger LSE."""
+    lses = tensors.partial_lses.double() * math.log(tensors.base)
+    empty = lses == EMPTY
+    weights = (lses - lses.cummax(0).values).exp().masked_fill(empty, 0.0)
+    total = weights.sum(0)
+    states = tensors.partial_outputs.double().masked_fill(empty[..., None], 0.0)
+    none = total == 0.0
+    out = (weights[..., None] * states).sum(0) / total.masked_fill(none, 1.0)[..., None]
+    lse = (lses.amax(0) + total.log()).masked_fill(none, EMPTY) / math.log(tensors.base)
+    words = "weights are relative to the largest LSE so far, and sums are not rescaled for a larger one"
+    return Mistake("denominator", words, _with(right, out=out, lse=lse))
+
+
+def _of_maxima(experiment: StateExperiment, wrong: set[str]) -> list[Told]:
+    """Return mistakes of the number that is subtracted from LSEs, which may give infinity and NaN in float32.
 
     Kernels differ in which maximum they add to the logarithm, and in what they do where all weights underflow.
     """
+    tensors, launched, right = experiment.left, experiment.first.tensors, experiment.reference
+    found: list[Told] = []
     lses = tensors.partial_lses.double() * math.log(tensors.base)
     top, empty = lses.amax(0), lses == EMPTY
     states = tensors.partial_outputs.double().masked_fill(empty[..., None], 0.0)
@@ -227,6 +403,9 @@ def _of_maxima(tensors: StateTensors, launched: StateTensors, right: Reference, 
         "the maximum of the LSEs lacks the last state": _largest(lses[:-1], top),
         "the maximum of the LSEs lacks the first state": _largest(lses[1:], top),
         "the maximum of the LSEs is at least 0": top.clamp_min(0.0),
+        "the smallest LSE is subtracted and not the largest": lses.masked_fill(empty, torch.inf).amin(0),
+        "the LSE of the last state is subtracted and not the largest": lses[-1],
+        "the LSE of the first state is subtracted and not the largest": lses[0],
         "a row without any key is divided by 0": top,
     }
     for words, largest in maxima.items():
@@ -243,7 +422,8 @@ def _of_maxima(tensors: StateTensors, launched: StateTensors, right: Reference, 
             any(_alike(actual, each) and not _alike(right[name].value, each) for each in given[name])
             for name, actual in ((name, launched.outputs[name].elements) for name in sorted(wrong))
         ):
-            yield words
+            found.append(("denominator", words))
+    return found
 
 
 def _largest(lses: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
