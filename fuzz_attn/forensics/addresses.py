@@ -280,7 +280,10 @@ def latent_findings(lab: Lab) -> Iterator[Finding]:
         words = f"{row.words}, head {row.head}: columns {ranges(columns)} of q and K, which are no values, are left out"
         yield Finding("address", f"{words} of the scores")
     elif times is not None and is_plausible(times):
-        words = f"{row.words}, head {row.head}: the scores have a wrong scale ({named_factor(times, lab.case)})"
+        of_values = _factor_of_values(lab)
+        apart = of_values is not None and abs(of_values - 1) < FAR < abs(times - 1)
+        part = f" of columns {ranges(columns)} of q and K, which are no values," * apart
+        words = f"{row.words}, head {row.head}: the scores{part} have a wrong scale ({named_factor(times, lab.case)})"
         yield Finding("scale", words)
 
 
@@ -304,19 +307,43 @@ def _latent_columns_lost(lab: Lab) -> Iterator[Finding]:
         return
     tried, lost = _some_columns(size), []
     for column in tried:
-        tensors = without_scores(lab.cleared())
-        if not score_scale(tensors):
+        weights = _weights_of_a_column(lab, row, cells, column)
+        if weights is None:
             return
-        _fill_column(lab, tensors, column)
-        places = np.where(np.arange(len(cells)) == 0, column, (column + 1) % size)
-        lab.set_values(tensors, cells, places, 1.0)
-        probed = lab.run(tensors)
-        actual, expected = (part[row.token, row.head, column] for part in (probed.actual, probed.expected))
+        actual, expected = weights
         even = 1.0 / len(cells)
         if abs(actual - even) < FAR * abs(expected - even):
             lost.append(column)
     if lost:
         yield _columns_lost(row, lost, tried, "the latent part, whose numbers are also the values", size)
+
+
+def _weights_of_a_column(lab: Lab, row: Row, cells: Array, column: int) -> tuple[float, float] | None:
+    """Return the actual and the expected weight of the first cell, which alone is 1 in the column; None without scores.
+
+    The score of that cell is 2, and that of all others 0.
+    """
+    tensors = without_scores(lab.cleared())
+    if not score_scale(tensors):
+        return None
+    _fill_column(lab, tensors, column)
+    places = np.where(np.arange(len(cells)) == 0, column, (column + 1) % lab.case.heads.head_size_v)
+    lab.set_values(tensors, cells, places, 1.0)
+    probed = lab.run(tensors)
+    return float(probed.actual[row.token, row.head, column]), float(probed.expected[row.token, row.head, column])
+
+
+def _factor_of_values(lab: Lab) -> float | None:
+    """Return the factor on the scores of the columns that are values too, from the first one; None where unknown."""
+    row = rows_of_case(lab.case)[-1]
+    cells = np.unique(lab.cells.keys_of(row.sequence, row.kv_head)[: row.end])
+    if lab.case.heads.head_size_v < 2 or len(cells) < 2 or cells[0] < 0:
+        return None
+    weights = _weights_of_a_column(lab, row, cells, 0)
+    if weights is None or not all(0 < weight < 1 for weight in weights):
+        return None
+    actual, expected = (np.log(weight * (len(cells) - 1) / (1 - weight)) for weight in weights)
+    return float(actual / expected) if expected else None
 
 
 def _columns_lost(row: Row, lost: list[int], tried: list[int], whole: str, size: int) -> Finding:

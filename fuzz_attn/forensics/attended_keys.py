@@ -407,11 +407,13 @@ def mask_row_findings(found: Recovered, case: AttentionCase) -> list[Finding]:
     memory, starts = np.concatenate([each.reshape(-1) for each in bits]), np.cumsum([0, *(each.size for each in bits)])
     attended = [(row, _attended_by(row, found)) for row in rows_of_case(case)]
 
-    def reads(first: Callable[[Row], int]) -> bool:
-        """Return whether each row attends the keys whose bits lie from a place of its own on."""
-        for row, keys_of_row in attended:
+    def reads(first: Callable[[Row], int], sequence: int | None = None) -> bool:
+        """Return whether each row, of one sequence if one is given, attends the keys of the bits from its place on."""
+        for row, keys_of_row in (each for each in attended if sequence in (None, each[0].sequence)):
             places = first(row) + np.arange(row.end)
             read = (memory[np.clip(places, 0, len(memory) - 1)] != 0) & (places >= 0)
+            if sequence is not None:  # what lies behind the mask's bits is not known
+                read = np.where(places < len(memory), read, keys_of_row)
             if not np.array_equal(read, keys_of_row):
                 return False
         return True
@@ -424,6 +426,15 @@ def mask_row_findings(found: Recovered, case: AttentionCase) -> list[Finding]:
     if len(bits) > 1 and not lengths and reads(lambda row: row.query * case.sequences[row.sequence].seq_len):
         words = "the custom mask of each sequence is read from the first bit of all, which is that of sequence 0"
         return [Finding("mask", words, vague=len(memory) - starts[1] < TELLING_BITS)]
+    for index, mask in enumerate(bits if not lengths else []):
+        places = [
+            place
+            for place in range(len(memory) - mask.size // 2)
+            if reads(lambda row, place=place, size=mask.shape[-1]: place + row.query * size, index)  # type: ignore[misc]
+        ]
+        if len(places) == 1 and places[0] != starts[index] and mask.size >= TELLING_BITS:
+            words = f"the custom mask of sequence {index} is read from bit {places[0]}, and begins with {starts[index]}"
+            return [Finding("mask", words)]
     wrong = sorted(length - case.max_seq_len for length in lengths if length != case.max_seq_len)
     if not wrong or case.max_seq_len in lengths:
         return []
@@ -571,7 +582,7 @@ def _outside_window(what: str, row: Row, positions: list[int], window: str, case
     """Return in words that a row attends keys outside of its window or chunk."""
     if positions[-1] >= row.end:
         return f"{what}: hidden by a window of two sides, which ends with key {row.end - 1}"
-    if not case.window:
+    if not case.window or row.position - positions[-1] < case.window:  # then the window hides no such key
         return f"{what}: hidden by its chunk, which begins with key {case.visibility.first(row.position)}"
     return f"{what}: hidden by the window of {case.window} ({window})"
 

@@ -168,7 +168,7 @@ def of_constants(launched: Launched) -> Iterator[OfConstant]:
         for axis in range(given.dim() if isinstance(given, torch.Tensor) else 0):
             number = OfTensor(tensor, "shape", axis)
             for constant, value in launched.constants.items():
-                if value > 1 and number.of(given) not in (0, 1, value):
+                if value > 1 and number.of(given) not in (0, value):
                     order = CONSTANT + (not similar(constant, tensor))
                     found = OfConstant(order, constant.rpartition(".")[2], number.words, kernel=launched.kernel)
                     found.name, found.number, found.place = constant, number, launched.location

@@ -15,6 +15,8 @@ from fuzz_attn.oracle.logits import logits_of
 
 UNSHIFTED: Final = "sink: it is not shifted by the maximum"
 """The cause of a wrong weight of the sink, in outputs and log-sum-exps."""
+ONLY_LARGEST = "only the largest logit"
+WITHOUT_SINK = "without the sink"
 _UNSHIFTED_SUM: Final = "that with a sink which is not shifted by the maximum"
 LARGEST_EXPONENT: Final = math.log(float(np.finfo(np.float32).max))
 """Above it, an exponential is infinite in float32."""
@@ -50,21 +52,21 @@ def log_sum_findings(lab: Lab) -> Iterator[Finding]:
         return
     right = value[wrong]
     others = {
+        **_with_other_sinks(lab, value, wrong),
         "in base 2 and not in base e": right / math.log(2.0),
         "in base e and not in base 2": right * math.log(2.0),
         "without the largest logit, which was subtracted": right - _largest(lab)[wrong],
-        "only the largest logit": _largest(lab)[wrong],
+        ONLY_LARGEST: _largest(lab)[wrong],
         "the largest logit and a logarithm in base 2": _largest(lab)[wrong]
         + (right - _largest(lab)[wrong]) / math.log(2.0),
-        **_with_other_sinks(lab, value, wrong),
     }
     own = {"in base 2 and not in base e": "e", "in base e and not in base 2": "2"}
-    explained = (
+    explained = [
         words
         for words, other in others.items()
         if own.get(words, tensors.lse.base) == tensors.lse.base and _is(actual[wrong], other, right)
-    )
-    words = next(explained, "")
+    ]
+    words = explained[0] if explained else ""
     if not words:  # where a row sees one key, its output does not tell its score
         yield Finding(
             "denominator", f"the log-sum-exp is wrong in {count(int(wrong.sum()), 'row')}, and the output right", True
@@ -73,7 +75,9 @@ def log_sum_findings(lab: Lab) -> Iterator[Finding]:
     if words == _UNSHIFTED_SUM:
         yield Finding("sink", f"the log-sum-exp is {words}", cause=UNSHIFTED)
         return
-    yield Finding("denominator", f"the log-sum-exp is {words}")
+    # With one key its logit is the largest one, so that the sink may be left out, or all but the largest logit.
+    several = words == WITHOUT_SINK and ONLY_LARGEST in explained
+    yield Finding("denominator", f"the log-sum-exp is {words}{f', or {ONLY_LARGEST}' * several}", several)
 
 
 def _with_other_sinks(lab: Lab, value: Array, wrong: Array) -> dict[str, Array]:
@@ -90,7 +94,7 @@ def _with_other_sinks(lab: Lab, value: Array, wrong: Array) -> dict[str, Array]:
         others[_UNSHIFTED_SUM] = own + _largest(lab)[wrong]
         found = {words: np.logaddexp(keys * unit, sink * unit) / unit for words, sink in others.items()}
     found[_UNSHIFTED_SUM] = np.where(own * unit > LARGEST_EXPONENT, np.inf, found[_UNSHIFTED_SUM])
-    return {"without the sink": keys, **found}
+    return {WITHOUT_SINK: keys, **found}
 
 
 def _sees_nothing(lab: Lab) -> Array:

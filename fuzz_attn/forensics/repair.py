@@ -201,7 +201,7 @@ class RepairSearch:
         if isinstance(first, OfGrid) and first.size is None:
             with backend.switched(self._switches):
                 first.new = programs(self._least_grid(first, smallest))
-        as_likely = AS_LIKELY if first.order >= 0 else 0.0  # a constant of a like name is no coincidence
+        as_likely = AS_LIKELY if first.order >= 0 else 0.0  # a like name is no chance
         likely = [each for each in found[1:] if each.steps == first.steps and each.order <= first.order + as_likely]
         others = [each for each in likely if place_of(each) != place_of(first)]
         told = Repair(
@@ -302,10 +302,9 @@ class RepairSearch:
 
         Which comparison of a line is the first one depends on what the kernel's constants leave of it.
         """
-        if self._mends(candidate, trial):
-            return True
-        if not isinstance(candidate, AtPlace):
-            return False
+        right = self._mends(candidate, trial)
+        if right or not isinstance(candidate, AtPlace):
+            return right
         key = candidate.key
         others = [other for other in self._sites if other != key and other._replace(ordinal=key.ordinal) == key]
         return any(self._mends(replace(candidate, key=other), trial) for other in others)
@@ -631,6 +630,8 @@ def is_chance(repair: Repair, candidate: Candidate, first: Finding) -> bool:
     if candidate.order >= UNLIKELY and repair.failed < MANY_FAILED:
         return True
     sure = first.reason not in _NO_CAUSES and not first.vague
+    if sure and candidate.order >= UNLIKELY and not contradicts(repair, candidate, first):
+        return True  # it may lead round what is wrong, as tiles that begin earlier do
     weak = not repair.is_confirmed or candidate.is_sweeping
     if sure and weak and candidate.order >= (LIKELY if repair.failed >= MANY_FAILED else LIKELIEST):
         return True

@@ -368,7 +368,8 @@ def _factors_by_name(case: AttentionCase) -> dict[str, float]:
             "padded head size": 1 << (size - 1).bit_length(),
         }
         for name, number in sizes.items():
-            if name in ("value size", "padded head size") and number == size:
+            same = number == (1 if name == "query heads" else size) and name != "head size"
+            if same:  # as another name says: the scale of the head size, or none
                 continue
             found[f"1 / sqrt({name}) for softmax_scale"] = number**-0.5 / case.softmax_scale
     return {name: number for name, number in found.items() if abs(number - 1) > 1e-6}

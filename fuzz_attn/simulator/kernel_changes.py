@@ -566,9 +566,22 @@ class _Proposer(Conditions):
                 words = f"the strides of {tensor.strip('%._')} in place of those of {self.addressed.strip('._')}"
                 rightly = f"those of {self.addressed.strip('._')}"
                 compute = partial(self._with_parameters, own)
-                yield replace(
-                    self.change(f"strides of {self.addressed} for {tensor}", rightly, 1.5, compute), old=words
-                )
+                change = self.change(f"strides of {self.addressed} for {tensor}", rightly, 1.5, compute)
+                yield replace(change, old=words, place=self._known_place())
+
+    def _known_place(self) -> Location | None:
+        """Return the line of the value or, where the IR names none, of what takes it; None where neither is known."""
+        pending, seen = [self.operation], set[Operation]()
+        while pending and len(seen) < CHAIN:
+            operation = pending.pop(0)
+            if operation.location.line:
+                return operation.location
+            seen.add(operation)
+            results = (result for result in operation.results)
+            pending += [
+                user for result in results for user in self.site.kernel.users.get(result, ()) if user not in seen
+            ]
+        return None
 
     def _parts(self) -> set[Value]:
         """Return what the value is made of by known operations."""

@@ -363,7 +363,7 @@ def _of_weights(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
     own, other, factor = ("2", "e", _LN2) if tensors.base == 2.0 else ("e", "2", 1.0 / _LN2)
     yield Mistake("scale", f"its logarithm has base {other}", _with(right, lse=top + logarithm * factor))
     yield Mistake("scale", f"it is the logarithm of base {other}, not {own}", _with(right, lse=lse * factor))
-    yield _of_running_maximum(tensors, right)
+    yield from _of_running_maximum(tensors, right)
     wrong_base = merge(dataclasses.replace(tensors, base=2.0 if other == "2" else math.e))
     power = top + (wrong_base["lse"].value - top).nan_to_num(0.0) * (1.0 / factor)
     yield Mistake(
@@ -374,18 +374,25 @@ def _of_weights(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
         yield Mistake("denominator", "it is 0 and not -inf without any key", _with(right, lse=never_empty))
 
 
-def _of_running_maximum(tensors: StateTensors, right: Reference) -> Mistake:
-    """Return the mistake that sums are not rescaled where a later state has a larger LSE."""
+def _of_running_maximum(tensors: StateTensors, right: Reference) -> Iterator[Mistake]:
+    """Yield the mistakes that sums are not rescaled where a later state has a larger LSE: one of them, or both."""
     lses = tensors.partial_lses.double() * math.log(tensors.base)
     empty = lses == EMPTY
     weights = (lses - lses.cummax(0).values).exp().masked_fill(empty, 0.0)
     total = weights.sum(0)
     states = tensors.partial_outputs.double().masked_fill(empty[..., None], 0.0)
+    rescaled = (lses - lses.amax(0)).exp().masked_fill(empty, 0.0)
     none = total == 0.0
-    out = (weights[..., None] * states).sum(0) / total.masked_fill(none, 1.0)[..., None]
+    summed, right_sum = ((each[..., None] * states).sum(0) for each in (weights, rescaled))
     lse = (lses.amax(0) + total.log()).masked_fill(none, EMPTY) / math.log(tensors.base)
-    words = "weights are relative to the largest LSE so far, and sums are not rescaled for a larger one"
-    return Mistake("denominator", words, _with(right, out=out, lse=lse))
+    divisor, right_divisor = (each.masked_fill(none, 1.0)[..., None] for each in (total, rescaled.sum(0)))
+    words = "weights are relative to the largest LSE so far, and"
+    both = _with(right, out=summed / divisor, lse=lse)
+    yield Mistake("denominator", f"{words} sums are not rescaled for a larger one", both)
+    weights_alone = _with(right, out=right_sum / divisor, lse=lse)
+    yield Mistake("denominator", f"{words} their sum is not rescaled for a larger one", weights_alone)
+    outputs_alone = _with(right, out=summed / right_divisor)
+    yield Mistake("denominator", f"{words} the sum of outputs is not rescaled for a larger one", outputs_alone)
 
 
 def _of_maxima(experiment: StateExperiment, wrong: set[str]) -> list[Told]:
