@@ -302,8 +302,7 @@ class RepairSearch:
 
         Which comparison of a line is the first one depends on what the kernel's constants leave of it.
         """
-        right = self._mends(candidate, trial)
-        if right or not isinstance(candidate, AtPlace):
+        if (right := self._mends(candidate, trial)) or not isinstance(candidate, AtPlace):
             return right
         key = candidate.key
         others = [other for other in self._sites if other != key and other._replace(ordinal=key.ordinal) == key]
@@ -630,7 +629,7 @@ def is_chance(repair: Repair, candidate: Candidate, first: Finding) -> bool:
     if candidate.order >= UNLIKELY and repair.failed < MANY_FAILED:
         return True
     sure = first.reason not in _NO_CAUSES and not first.vague
-    if sure and candidate.order >= UNLIKELY and not contradicts(repair, candidate, first):
+    if sure and candidate.order >= UNLIKELY and not candidate.steps and first.reason in _OF_MASKS:
         return True  # it may lead round what is wrong, as tiles that begin earlier do
     weak = not repair.is_confirmed or candidate.is_sweeping
     if sure and weak and candidate.order >= (LIKELY if repair.failed >= MANY_FAILED else LIKELIEST):
@@ -664,6 +663,7 @@ _TERMS: Final[dict[str, frozenset[str]]] = {
 }
 """Terms of a score or a denominator, and words in the source of what computes them."""
 _PLACES: Final = frozenset({"page", "address", "head mapping", "foreign sequence"})
+_OF_MASKS: Final = frozenset({"causal", "window", "mask"})
 _OF_PLACES: Final = _PLACES | {"segment", "tail", "unknown", "unwritten"}
 """Reasons that a constant which addresses are made of may have."""
 _OF_NUMBERS: Final = frozenset({"sink", "slope", "soft cap", "scale", "denominator"})

@@ -587,11 +587,9 @@ class _Proposer(Conditions):
         """Return what the value is made of by known operations."""
         found, pending = set[Value](), [self.site.value]
         while pending and len(found) < CHAIN:
-            value = pending.pop()
-            if value not in found:
-                found.add(value)
-                maker = self.makers.get(value)
-                pending += maker.operands if maker is not None and is_known(maker) else []
+            maker = self.makers.get(value := pending.pop())
+            pending += maker.operands if value not in found and maker is not None and is_known(maker) else []
+            found.add(value)
         return found
 
     def _with_parameters(self, given: dict[Value, Value], read: Read) -> Array:
