@@ -577,10 +577,7 @@ class _Proposer(Conditions):
             if operation.location.line:
                 return operation.location
             seen.add(operation)
-            results = (result for result in operation.results)
-            pending += [
-                user for result in results for user in self.site.kernel.users.get(result, ()) if user not in seen
-            ]
+            pending += [user for made in operation.results for user in self.site.kernel.users.get(made, ())]
         return None
 
     def _parts(self) -> set[Value]:
