@@ -319,9 +319,9 @@ def _latent_columns_lost(lab: Lab) -> Iterator[Finding]:
 
 
 def _weights_of_a_column(lab: Lab, row: Row, cells: Array, column: int) -> tuple[float, float] | None:
-    """Return the actual and the expected weight of the first cell, which alone is 1 in the column; None without scores.
+    """Return the actual and the expected weight of the only cell that is 1 in a column; None without scores.
 
-    The score of that cell is 2, and that of all others 0.
+    It is the first one. Its score is 2, and that of all others 0.
     """
     tensors = without_scores(lab.cleared())
     if not score_scale(tensors):

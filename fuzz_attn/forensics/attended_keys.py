@@ -196,6 +196,8 @@ TWICE: Final = 1.6
 """Weights beyond this many times the smallest are those of keys that count twice."""
 TELLING_BITS: Final = 6
 """With fewer bits of later sequences, those of another sequence may be equal by chance."""
+MOST_BITS: Final = 1 << 13
+"""Bits of all masks up to which each place is tried as the beginning of one."""
 EVEN: Final = 0.05
 """How far a number may be from a whole one, and weights from each other."""
 MOST_SURPLUS: Final = 256
@@ -426,7 +428,7 @@ def mask_row_findings(found: Recovered, case: AttentionCase) -> list[Finding]:
     if len(bits) > 1 and not lengths and reads(lambda row: row.query * case.sequences[row.sequence].seq_len):
         words = "the custom mask of each sequence is read from the first bit of all, which is that of sequence 0"
         return [Finding("mask", words, vague=len(memory) - starts[1] < TELLING_BITS)]
-    for index, mask in enumerate(bits if not lengths else []):
+    for index, mask in enumerate(bits if not lengths and len(memory) <= MOST_BITS else []):
         places = [
             place
             for place in range(len(memory) - mask.size // 2)

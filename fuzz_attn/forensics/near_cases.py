@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from fuzz_attn.case.recipes import NormalScores
 from fuzz_attn.errors import CaseError
 from fuzz_attn.oracle.verdict import Verdict
 
+E = TypeVar("E")
 LARGE_SCORES: Final = NormalScores(100.0)
 """The scores of some of the cases: a softmax that only small ones survive is wrong there."""
 
@@ -166,6 +167,16 @@ def _tried(case: AttentionCase, **changes: object) -> AttentionCase:
         return replace(case, **changes)
     except CaseError:
         return case
+
+
+def near_experiments(experiment: E, kind: Kind, number: int) -> Iterator[E]:
+    """Yield experiments of so many near cases, without those where the target raises or a sanitizer finds something."""
+    own: Any = experiment
+    for case in near_cases(kind, own.case, 1, number + 1):
+        near = own.with_target(case, own.target)
+        promised = not kind.unpromised(case, own.target.domain)
+        if promised and not (near.first.error or near.first.observations):
+            yield near
 
 
 def healthy_cases(kind: Kind, case: Any, number: int) -> Iterator[Any]:

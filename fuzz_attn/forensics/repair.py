@@ -80,6 +80,8 @@ MANY_FAILED: Final = 10
 """Launches that were wrong and that a likely change makes right, for it to be shown though few were right."""
 LIKELY: Final = 2.0
 """The rank below which it is shown then."""
+ODD: Final = 5.0
+"""The rank of one that divides or limits an integer by another one that has nothing to do with it."""
 LIKELIEST: Final = 1.0
 """The rank below which a change, such as < for <=, is shown beside a sure cause though few launches were right."""
 AS_LIKELY: Final = 0.5
@@ -201,7 +203,7 @@ class RepairSearch:
         if isinstance(first, OfGrid) and first.size is None:
             with backend.switched(self._switches):
                 first.new = programs(self._least_grid(first, smallest))
-        as_likely = AS_LIKELY if first.order >= 0 else 0.0  # a like name is no chance
+        as_likely = AS_LIKELY if first.order >= 0 else 0.0  # a like name is no coincidence
         likely = [each for each in found[1:] if each.steps == first.steps and each.order <= first.order + as_likely]
         others = [each for each in likely if place_of(each) != place_of(first)]
         told = Repair(
@@ -372,11 +374,8 @@ class RepairSearch:
         useless: set[object] = set()
         until, last = time.process_time() + SECONDS, self.launches + LAUNCHES
         for candidate in self._candidates(smallest):
-            if (
-                self.launches > last
-                or time.process_time() > until
-                or (found and found[-1].steps and self._order_of(candidate) > self._first_order(found[0]) + 1)
-            ):
+            later = found and self._order_of(candidate) > max(found[0].order, self._order_of(found[0])) + 1
+            if self.launches > last or time.process_time() > until or (later and found[-1].steps):
                 break
             effect = self._effect_of(candidate)
             if effect in useless:
@@ -392,7 +391,7 @@ class RepairSearch:
         return sorted(found, key=_by_likelihood)
 
     def _constants(self, smallest: Trial, trials: list[Trial]) -> list[Candidate]:
-        """Return the constants of kernels that mend all cases with another number; each number is tried once first."""
+        """Return constants that mend all cases with another number. Each number is first tried on the smallest case."""
         self._switches.launched = []
         self._mends(None, smallest)
         tried: dict[tuple[str, str, int | None], bool] = {}
@@ -474,10 +473,6 @@ class RepairSearch:
         places = (Location(candidate.key.file, candidate.key.line), *candidate.places)
         seen = any(f"{place.file}:{place.line}" in self._observed for place in places)
         return candidate.order + INTEGERS_LATER * (integer and self.of_numbers) - OBSERVED * seen
-
-    def _first_order(self, found: Candidate) -> float:
-        """Return the rank beyond which others are much less likely than the first change that was found."""
-        return max(found.order, self._order_of(found))
 
     def _differing(self, trial: Trial) -> Differing:
         """Return the changes of each site that would give another value in a launch that has none of them."""
@@ -629,7 +624,7 @@ def is_chance(repair: Repair, candidate: Candidate, first: Finding) -> bool:
     if candidate.order >= UNLIKELY and repair.failed < MANY_FAILED:
         return True
     sure = first.reason not in _NO_CAUSES and not first.vague
-    if sure and candidate.order >= UNLIKELY and not candidate.steps and first.reason in _OF_MASKS:
+    if sure and candidate.order >= ODD and not candidate.steps and first.reason in _OF_MASKS:
         return True  # it may lead round what is wrong, as tiles that begin earlier do
     weak = not repair.is_confirmed or candidate.is_sweeping
     if sure and weak and candidate.order >= (LIKELY if repair.failed >= MANY_FAILED else LIKELIEST):

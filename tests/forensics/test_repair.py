@@ -305,3 +305,21 @@ def test_an_unlikely_change_does_not_stand_beside_a_known_number(
     change = AtPlace(order, "load(sinks_ptr)", "load(sinks_ptr) * 0.5", element="f32", right=10)
     repair = Repair("softmax.py:53", "row_max = tl.load(sinks_ptr)", change.old, change.new, launches=30, failed=18)
     assert is_chance(repair, change, Finding(reason, words)) is rightly_left_out
+
+
+@pytest.mark.parametrize(
+    ("order", "steps", "rightly_left_out"),
+    [
+        # tiles that begin at key 0 are right too, where a window's first tile is lost
+        (5.0, False, True),
+        (5.0, True, False),
+        # another variable is what may have been meant
+        (3.5, False, False),
+    ],
+)
+def test_an_odd_limit_of_a_loop_does_not_stand_beside_a_mask_that_is_known(
+    order: float, steps: bool, rightly_left_out: bool
+) -> None:
+    change = AtPlace(order, "(begin + 31) // 32", "((begin + 31) // 32) // 31", element="i32", right=10, steps=steps)
+    repair = Repair("rows.py:31", "return (x + y - 1) // y", change.old, change.new, launches=30, failed=18)
+    assert is_chance(repair, change, Finding("window", "misses keys 43 to 63")) is rightly_left_out

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason, factor, is_plausible, ranges
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS
-from fuzz_attn.forensics.near_cases import Kind, near_cases
+from fuzz_attn.forensics.near_cases import Kind, near_cases, near_experiments
 from fuzz_attn.forensics.padded_stores import gap_for, padded_store
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
@@ -234,7 +234,7 @@ def _confirmed(
 
     One column may fit by chance.
     """
-    for near in _near(experiment, kind) if fitting else ():
+    for near in near_experiments(experiment, kind, NEAR) if fitting else ():
         if not judge(near.first.tensors, {name: near.reference[name]}).passed:
             possible = {words for _, words, _ in _mistakes(name, near.left)}
             fits = {words for _, words in _fitting(near, name)}
@@ -314,7 +314,7 @@ def _other_scales(known: Expected, new: torch.Tensor) -> Iterator[tuple[Reason, 
 def _of_scales(cache: Cache, experiment: WriteExperiment, kind: Kind) -> str:
     """Return by which factor all scales are wrong, also in near cases, in words; nothing if that differs."""
     ratios = [_ratio(cache)]
-    ratios += [_ratio(_cache(near, near.left, cache.name)) for near in _near(experiment, kind)]
+    ratios += [_ratio(_cache(near, near.left, cache.name)) for near in near_experiments(experiment, kind, NEAR)]
     first = ratios[0]
     told = [ratio for ratio in ratios if ratio is not None]
     if first is None or len(told) < len(ratios) or max(told) - min(told) > ALIKE * first:
@@ -343,7 +343,7 @@ def _zeros_are_nan(cache: Cache, experiment: WriteExperiment, kind: Kind) -> boo
     nan, zeros = _nan_and_zeros(cache)
     if not bool(nan.any()) or not torch.equal(nan, zeros):
         return False
-    for near in _near(experiment, kind):
+    for near in near_experiments(experiment, kind, NEAR):
         nan, zeros = _nan_and_zeros(_cache(near, near.left, cache.name))
         if not torch.equal(nan, zeros):
             return False
@@ -355,15 +355,6 @@ def _nan_and_zeros(cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
     nan = cache.held.cpu()[torch.tensor(cache.slots)[live]].isnan()
     zeros = cache.known.value.cpu()[live] == 0.0
     return nan, zeros.all(-1, keepdim=True).expand_as(nan) if zeros.dim() > 2 else zeros
-
-
-def _near(experiment: WriteExperiment, kind: Kind) -> Iterator[WriteExperiment]:
-    """Yield the experiments of near cases in which the target raises nothing and a sanitizer finds nothing."""
-    for case in near_cases(kind, experiment.case, 1, NEAR + 1):
-        near = experiment.with_target(case, experiment.target)
-        promised = not kind.unpromised(case, experiment.target.domain)
-        if promised and isinstance(near, WriteExperiment) and not (near.first.error or near.first.observations):
-            yield near
 
 
 def _of_limit(cache: Cache, dtype: torch.dtype) -> str:

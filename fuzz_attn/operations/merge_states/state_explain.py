@@ -16,7 +16,7 @@ import torch
 from msgspec.structs import replace
 
 from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason, ranges, without_numbers
-from fuzz_attn.forensics.near_cases import Kind, near_cases
+from fuzz_attn.forensics.near_cases import Kind, near_experiments
 from fuzz_attn.forensics.padded_stores import gap_for, padded_store
 from fuzz_attn.inputs.output_tensors import same_bytes
 from fuzz_attn.inputs.storage import elements_in
@@ -95,7 +95,7 @@ def _of_near_cases(experiment: StateExperiment, kind: Kind, found: Explanation) 
     Two of them must, because outputs of one may be those of a mistake by chance.
     """
     told: list[tuple[StateCase, str, Told]] = []
-    for near in _near(experiment, kind):
+    for near in near_experiments(experiment, kind, NEAR):
         wrong = _wrong_outputs(near)
         possible = (_fitting(near, wrong) or _of_maxima(near, wrong)) if wrong and not reads_empty_states(near) else []
         if len(possible) == 1 and possible[0][1] != ONLY_STATE:
@@ -108,15 +108,6 @@ def _of_near_cases(experiment: StateExperiment, kind: Kind, found: Explanation) 
     longer = "; ".join(f"{what}: {words}" for what, words in described(case) if (what, words) not in own)
     kept = [finding for finding in found.findings if not finding.vague and finding.reason != "unknown"]
     return replace(found, findings=(Finding(reason, f"{names}: {words}"), *kept), longer=longer)
-
-
-def _near(experiment: StateExperiment, kind: Kind) -> Iterator[StateExperiment]:
-    """Yield the experiments of near cases in which the target raises nothing and a sanitizer finds nothing."""
-    for case in near_cases(kind, experiment.case, 1, NEAR + 1):
-        near = experiment.with_target(case, experiment.target)
-        promised = not kind.unpromised(case, experiment.target.domain)
-        if promised and isinstance(near, StateExperiment) and not (near.first.error or near.first.observations):
-            yield near
 
 
 def _wrong_outputs(experiment: StateExperiment) -> set[str]:
@@ -226,7 +217,7 @@ def _told_apart(
     All of them where near cases leave none: the mistake has another form there.
     """
     kept = found
-    for near in _near(experiment, kind) if len(found) > 1 else ():
+    for near in near_experiments(experiment, kind, NEAR) if len(found) > 1 else ():
         if wrong := _wrong_outputs(near):
             fits = fitting(near, wrong)
             kept = [each for each in kept if each in fits] or kept
