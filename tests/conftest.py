@@ -204,13 +204,15 @@ def contradicted() -> Callable[[Iterable[Mask], str], list[Explanation]]:
 
 
 class UntilFirstFailure(Results):
-    """The results of a campaign, whose budget they end when its first failure is shrunk."""
+    """The results of a campaign, whose budget they end when its first failure that is no chance is shrunk."""
 
     _ended = False
 
     def __call__(self, event: Event) -> None:
         super().__call__(event)
-        if isinstance(event, FailureChanged) and event.done and not event.same_as and not self._ended:
+        if not isinstance(event, FailureChanged) or not event.done or event.same_as or self._ended:
+            return
+        if event.counterexample.confirmation != "flaky":  # which a wrong target may be by the addresses of its tensors
             self._ended = True
             raise BudgetSpentInterrupt
 
@@ -219,7 +221,8 @@ class UntilFirstFailure(Results):
 def campaign(tmp_path: Path) -> Callable[..., Results]:
     """Return a function that runs one shard on a target in the test's folder; keywords replace fields of its plan.
 
-    With ``until_failure`` it ends when the first failure is shrunk. What its worker finds, ``explaining`` explains.
+    With ``until_failure`` it ends when the first failure that is no chance is shrunk. What its worker finds,
+    ``explaining`` explains.
     """
 
     def run(

@@ -45,6 +45,7 @@ from fuzz_attn.operations.calls.call_draws import (
     SHARE_AT_FIRST,
     SHARE_OF_KEEPING,
     CallDraws,
+    suspects,
 )
 from fuzz_attn.operations.calls.lent_memory import Lender
 from fuzz_attn.operations.calls.second_thread import Meanwhile
@@ -386,6 +387,14 @@ def test_kinds_of_sequences_are_drawn_in_turn_over_each_boundary() -> None:
     lengths = [tuple(call.case.max_seq_len for call in sequence.calls) for sequence in made]
     over = {(boundary - 1, boundary, boundary + 1)[::step] for boundary in BOUNDARIES for step in (1, -1)}
     assert over <= set(lengths)
+
+
+def test_calls_with_fewer_keys_are_suspected_of_a_single_sequence_too() -> None:
+    single = msgspec.structs.replace(CASE, sequences=(Sequence(2, 47),))
+    found = list(suspects(operation_of(single), single, []))
+    earlier = {(each.calls[0].case.sequences[0], each.calls[-1].storage) for each in found}
+    assert {(Sequence(2, 46), "contents"), (Sequence(1, 48), "contents"), (Sequence(1, 47), "contents")} <= earlier
+    assert all(each.calls[-1].case == single for each in found)
 
 
 def test_lengths_of_heads_that_are_large_stay_below_what_takes_long() -> None:

@@ -205,9 +205,9 @@ def _similar(single: Operation, case: Any) -> Iterator[Any]:
             yield reversed_batch(single, case)
     for part in range(min(parts, MOST_PARTS)):
         number = 0
+        # Each of a part's lengths: with a query token less, the number of keys may stay what it is.
         while (lengths := single.shorter(case, part, number)) is not None:
             number += 1
             if lengths.low < lengths.high:
                 with contextlib.suppress(CaseError):
                     yield lengths.resized(lengths.high - 1)
-                    break
