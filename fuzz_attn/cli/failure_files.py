@@ -84,6 +84,9 @@ def explain(
     does not choose what code runs: unless it names a built-in target, an installed entry point or the target of the
     settings, it needs --target or --trust.
 
+    In the simulator, one change of the kernel, or of an argument, is looked for that makes the case right. That takes
+    up to 20 seconds, and 15 more if constants are tried too. Your files are not changed.
+
     With --healthy, for example an earlier version of the kernel, both run the case in the simulator, and the first
     operation is named whose value differs.
     """

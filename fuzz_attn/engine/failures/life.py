@@ -531,7 +531,8 @@ class FailureLives:
         shown = None
         self._in_fresh = self._in_fresh or second
         if self._shard.ready.calls and (second or not alone):
-            shown = as_sequence(order, failure.failure_class, answer, self._shard, before, share, self.domain)
+            found_as, domain, keeps = failure.failure_class, self.domain, self._shard.keeps
+            shown = as_sequence(order, found_as, answer, self._shard, before, share, domain, keeps=keeps)
         if shown is not None:
             order, answer, verdict = shown
             self._in_fresh = True

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from fuzz_attn.engine.failures.confirmation import Launches, in_fresh_process
+from fuzz_attn.engine.failures.confirmation import CHECKS, Launches, in_fresh_process, shows
 from fuzz_attn.engine.failures.reduction import Share, allowed
 from fuzz_attn.engine.failures.triage import HANG, KnownFailure, KnownFailures, class_of, failures_of
 from fuzz_attn.engine.orders import Answer, Order
@@ -25,7 +25,8 @@ from fuzz_attn.oracle.verdict import Verdict
 EARLIER: Final = 3
 """So many cases of the same compile key that ran before are suspected."""
 LEAST_SECONDS: Final = 12.0
-"""At least so long suspected sequences are tried, a dozen processes: what is not found would be called flaky."""
+"""At least so long suspected sequences of a target are tried that is seen to keep something, a dozen processes: what is
+not found would be called flaky."""
 
 
 def as_sequence(
@@ -36,11 +37,14 @@ def as_sequence(
     before: Sequence[Order],
     share: Share,
     domain: AnyDomain,
+    *,
+    keeps: bool,
 ) -> tuple[Order, Answer, Verdict] | None:
-    """Return a sequence of calls that shows a failure in a fresh process, what it shows there, and the verdict.
+    """Return a sequence of calls that shows a failure in each fresh process, what it shows there, and the verdict.
 
     What is kept wrongly may show in another way in each sequence, so any failure counts that the case does not show
-    ``alone``. None where none of those of a ``domain`` fails that the case and the cases ``before`` it suggest.
+    ``alone``. None where none of those of a ``domain`` fails that the case and the cases ``before`` it suggest. It
+    takes longer where the target is seen to keep something (``keeps``).
     """
     other = {"crash", HANG, *map(class_of, failures_of(alone))} - {failure_class}
     if failure_class in ("crash", HANG):
@@ -48,7 +52,8 @@ def as_sequence(
     *earlier, last = (call.case for call in calls_of(order.case))
     if operation_of(last).is_mostly_virtual(last):
         return None
-    share = Share(max(share.until, time.monotonic() + LEAST_SECONDS), share.launches)
+    if keeps:
+        share = Share(max(share.until, time.monotonic() + LEAST_SECONDS), share.launches)
     with contextlib.suppress(ShareSpentInterrupt, CaseError):
         for sequence in suspects(operation_of(last), last, [*reversed(earlier), *islice(_like(last, before), EARLIER)]):
             suspected = Order(sequence)
@@ -57,9 +62,14 @@ def as_sequence(
             share.spend()
             answer = in_fresh_process(suspected, launches)
             for verdict in failures_of(answer):
-                if class_of(verdict) not in other:
+                if class_of(verdict) not in other and _recurs(suspected, class_of(verdict), launches):
                     return suspected, answer, verdict
     return None
+
+
+def _recurs(order: Order, failure_class: str, launches: Launches) -> bool:
+    """Return whether a failure that was seen once recurs in each other check: of many sequences one fails by chance."""
+    return all(shows(in_fresh_process(order, launches), failure_class) for _ in range(CHECKS - 1))
 
 
 def _like(case: AnyCase, before: Sequence[Order]) -> Iterator[AnyCase]:

@@ -39,7 +39,7 @@ def test_a_sequence_may_fail_in_another_way_but_not_as_the_case_does_alone(
     failed: Verdict, alone: Answer, expected: Kind | None
 ) -> None:
     order, share = Order(AttentionCase((Sequence(1, 3),))), Share(math.inf)
-    shown = as_sequence(order, class_of(failed), alone, Fresh(), (), share, Domain())
+    shown = as_sequence(order, class_of(failed), alone, Fresh(), (), share, Domain(), keeps=False)
     assert (None if shown is None else shown[2].kind) == expected
     assert shown is None or shown[0].in_fresh_process
 
@@ -57,8 +57,33 @@ def test_no_call_is_suspected_that_the_target_does_not_promise() -> None:
     contexts = []
     for no_context in (False, True):
         domain = Domain(no_context=no_context)
-        assert as_sequence(order, class_of(NAN), Answer(), Passing(), (), Share(math.inf), domain) is None
+        share = Share(math.inf)
+        assert as_sequence(order, class_of(NAN), Answer(), Passing(), (), share, domain, keeps=False) is None
         calls = [call.case for each in asked for call in calls_of(each.case)]
         contexts.append(any(sequence.context_len for case in calls for sequence in case.sequences))
         asked.clear()
     assert contexts == [True, False]
+
+
+class Once(Fresh):
+    """Processes of which one fails, and no other."""
+
+    def __init__(self, failing: int) -> None:
+        self._left = failing
+
+    def judge(self, order: Order, phase: Phase) -> Answer:
+        self._left -= 1
+        return Answer() if self._left else Answer(NAN)
+
+
+@pytest.mark.parametrize("failing", range(1, 5))
+def test_a_sequence_that_fails_once_by_chance_shows_nothing(failing: int) -> None:
+    order = Order(AttentionCase((Sequence(1, 3),)))
+    assert as_sequence(order, class_of(NAN), Answer(), Once(failing), (), Share(math.inf), Domain(), keeps=True) is None
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_sequences_get_more_time_where_the_target_keeps_something(keeps: bool) -> None:
+    order, spent = Order(AttentionCase((Sequence(1, 3),))), Share(-math.inf)
+    shown = as_sequence(order, class_of(NAN), Answer(), Fresh(), (), spent, Domain(), keeps=keeps)
+    assert (shown is not None) is keeps
