@@ -191,6 +191,9 @@ def value_term(
     else:
         moved = _rounded_sums(weights, logits, block, moved_output, (summed, flushed, unit), tensors, model)
         moved = moved if exact is None else torch.where(*exact, moved)
+    least = roundings.least_of_unrounded(tensors, model)
+    if least:
+        moved = moved + least * (1.0 + summed) * _largest_weights(weights, logits).sum(-1, keepdim=True)
     return moved + roundings.lost_products(logits.terms + 4.0, summed, tensors, model)
 
 
@@ -402,7 +405,7 @@ def value_unit(tensors: AttentionTensors, model: RoundingModel) -> float:
     """Return the relative error of V as operand of the dot: cut to fewer bits, or not rounded after dequantisation."""
     query = tensors.query.dtype
     unit = roundings.operand_unit(probability_dtype(tensors, model), model)
-    if not model.rounds_dequantised and tensors.kv_dtype != query and not is_fp8_dtype(query):
+    if roundings.leaves_unrounded(tensors, model):
         unit += unit_roundoff(query)
     return unit
 

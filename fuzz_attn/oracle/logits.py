@@ -179,7 +179,11 @@ def _scores_error(
     """
     scale = abs(score_scale(tensors))
     products, additions = product_units(tensors, model), addition_units(block.queries, tensors, model)
-    underflow = block.keys.shape[-1] * UNDERFLOW * max(1.0, scale)
+    underflow: float | torch.Tensor = block.keys.shape[-1] * UNDERFLOW * max(1.0, scale)
+    least = roundings.least_of_unrounded(tensors, model)
+    if least:
+        lost = block.queries.abs().sum(-1, keepdim=True).mul_(least * scale * (1 + products))
+        underflow = lost * (1 + additions) + underflow
     operand = roundings.query_dtype(tensors, model)
     if roundings.passes(operand, model) == 1 and not roundings.rounds_dots(model):
         units = (additions * (products + 0.5)).add_(products).mul_(scale)

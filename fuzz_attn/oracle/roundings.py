@@ -321,6 +321,17 @@ def lost_exponential(tensors: AttentionTensors, model: RoundingModel) -> float:
     return max(FLUSHED, rounding_to(model.softmax, tensors).absolute)
 
 
+def leaves_unrounded(tensors: AttentionTensors, model: RoundingModel) -> bool:
+    """Return whether the target keeps dequantised K and V unrounded, which the reference rounds to the type of q."""
+    query = tensors.query.dtype
+    return not model.rounds_dequantised and tensors.kv_dtype != query and not is_fp8_dtype(query)
+
+
+def least_of_unrounded(tensors: AttentionTensors, model: RoundingModel) -> float:
+    """Return the absolute error of a dequantised number that the target leaves unrounded, below the normal range."""
+    return half_denormal(tensors.query.dtype) if leaves_unrounded(tensors, model) else 0.0
+
+
 def lost_products(
     terms: torch.Tensor, summed: torch.Tensor | float, tensors: AttentionTensors, model: RoundingModel
 ) -> torch.Tensor:
