@@ -344,7 +344,9 @@ def _of_cache_strides(experiment: Experiment, found: Explanation) -> Explanation
     between = one_page is not None and _accesses_inside(name, one_page, experiment)
     which = f"the strides of {NAMES[name]} {'from page to page' if between else 'within a page'} are not used"
     words = f"{access.words}; right with dense caches: {which}"
-    return _with_cause(found, msgspec.structs.replace(access, words=words), f"address: {which}", instead_of=access)
+    # Which axis shows depends on the layout that was drawn: one mistake in a sum of strides is one cause.
+    cause = f"address: the strides of {NAMES[name]} are not used"
+    return _with_cause(found, msgspec.structs.replace(access, words=words), cause, instead_of=access)
 
 
 def _accesses_inside(name: str, case: AttentionCase, experiment: Experiment) -> bool:

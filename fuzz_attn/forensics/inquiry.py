@@ -125,7 +125,7 @@ class Inquiry:
         if not found and not self._output_wrong:
             found = list(log_sum_findings(self.lab))
             if found and found[0].vague:
-                found = self._behind_log_sums() or found
+                found = observed or self._behind_log_sums() or found
         yield from found or [*observed, *self._of_relation()]
 
     def _behind_log_sums(self) -> list[Finding]:

@@ -22,6 +22,8 @@ LARGEST_EXPONENT: Final = math.log(float(np.finfo(np.float32).max))
 """Above it, an exponential is infinite in float32."""
 LITTLE_LEFT: Final = 0.01
 """Share of the errors that an explanation may leave."""
+MANY: Final = 4
+"""So many different wrong log-sum-exps do not agree with another formula by chance."""
 
 
 def keyless_findings(lab: Lab) -> Iterator[Finding]:
@@ -50,22 +52,14 @@ def log_sum_findings(lab: Lab) -> Iterator[Finding]:
         words = f"{actual[wrong][0]:.4g} in {count(int(wrong.sum()), 'row')} without keys"
         yield Finding("denominator", f"the log-sum-exp is {words}, where it should be {value[wrong][0]:.4g}")
         return
-    right = value[wrong]
-    others = {
-        **_with_other_sinks(lab, value, wrong),
-        "in base 2 and not in base e": right / math.log(2.0),
-        "in base e and not in base 2": right * math.log(2.0),
-        "without the largest logit, which was subtracted": right - _largest(lab)[wrong],
-        ONLY_LARGEST: _largest(lab)[wrong],
-        "the largest logit and a logarithm in base 2": _largest(lab)[wrong]
-        + (right - _largest(lab)[wrong]) / math.log(2.0),
-    }
     own = {"in base 2 and not in base e": "e", "in base e and not in base 2": "2"}
-    explained = [
-        words
-        for words, other in others.items()
-        if own.get(words, tensors.lse.base) == tensors.lse.base and _is(actual[wrong], other, right)
-    ]
+    others = {
+        words: other
+        for words, other in _others(lab, value).items()
+        if own.get(words, tensors.lse.base) == tensors.lse.base
+    }
+    bound = np.where(empty, np.inf, expected.bound.cpu().numpy())
+    explained = agreeing(actual, value, bound, wrong, others)
     words = explained[0] if explained else ""
     if not words:  # where a row sees one key, its output does not tell its score
         yield Finding(
@@ -80,18 +74,47 @@ def log_sum_findings(lab: Lab) -> Iterator[Finding]:
     yield Finding("denominator", f"the log-sum-exp is {words}{f', or {ONLY_LARGEST}' * several}", several)
 
 
-def _with_other_sinks(lab: Lab, value: Array, wrong: Array) -> dict[str, Array]:
+def agreeing(actual: Array, value: Array, bound: Array, wrong: Array, others: dict[str, Array]) -> list[str]:
+    """Return the words of formulas that give the ``wrong`` numbers, of the ``others`` that they are in words.
+
+    A few rows may agree by chance. So where a formula is wrong by more than the ``bound`` of rows that are right, only
+    many different wrong numbers say that they are computed so.
+    """
+    few = len(np.unique(value[wrong])) < MANY
+    with np.errstate(invalid="ignore"):
+        differ = {words: ~wrong & (np.abs(other - value) > bound) for words, other in others.items()}
+    return [
+        words
+        for words, other in others.items()
+        if _is(actual[wrong], other[wrong], value[wrong]) and not (few and differ[words].any())
+    ]
+
+
+def _others(lab: Lab, value: Array) -> dict[str, Array]:
+    """Return by their words the log-sum-exps that other formulas give where ``value`` is right."""
+    largest = _largest(lab)
+    return {
+        **_with_other_sinks(lab, value, largest),
+        "in base 2 and not in base e": value / math.log(2.0),
+        "in base e and not in base 2": value * math.log(2.0),
+        "without the largest logit, which was subtracted": value - largest,
+        ONLY_LARGEST: largest,
+        "the largest logit and a logarithm in base 2": largest + (value - largest) / math.log(2.0),
+    }
+
+
+def _with_other_sinks(lab: Lab, value: Array, largest: Array) -> dict[str, Array]:
     """Return the log-sum-exps that other sinks would give, or none; nothing where none is counted."""
     tensors = lab.experiment.first.tensors
     if tensors.sinks is None or tensors.lse is None or not tensors.lse.with_sinks:
         return {}
     unit = 1.0 if tensors.lse.base == "e" else math.log(2.0)
     sinks = tensors.sinks.double().cpu().numpy() / unit
-    own = np.broadcast_to(sinks if tensors.lse.order == "tokens" else sinks[:, None], value.shape)[wrong]
+    own = np.broadcast_to(sinks if tensors.lse.order == "tokens" else sinks[:, None], value.shape)
     with np.errstate(divide="ignore", invalid="ignore"):
-        keys = np.log(np.expm1((value[wrong] - own) * unit)) / unit + own  # of the keys alone
+        keys = np.log(np.expm1((value - own) * unit)) / unit + own  # of the keys alone
         others = {f"that with the sink of head {head}": np.full_like(own, sink) for head, sink in enumerate(sinks[:8])}
-        others[_UNSHIFTED_SUM] = own + _largest(lab)[wrong]
+        others[_UNSHIFTED_SUM] = own + largest
         found = {words: np.logaddexp(keys * unit, sink * unit) / unit for words, sink in others.items()}
     found[_UNSHIFTED_SUM] = np.where(own * unit > LARGEST_EXPONENT, np.inf, found[_UNSHIFTED_SUM])
     return {WITHOUT_SINK: keys, **found}

@@ -375,11 +375,16 @@ def _same_cause(one: KnownFailure, other: KnownFailure) -> bool:
     together = needed <= others or others <= needed or (one.is_kept and other.is_kept)
     same = bool(cause) and cause == other.found.verdict.cause and together
     one_way = is_of_output(one.failure_class) == is_of_output(other.failure_class)
+    if same and not one_way and _OF_OFFSETS.search(cause):
+        finding = other if is_of_output(one.failure_class) else one
+        return any(map(is_of_output, finding.found.also))
     return same and (one_way or not _OF_ACCESS.search(cause))
 
 
-_OF_ACCESS: Final = re.compile(r" at .+:\d+\Z|\Aoverflow: |\Aaddress: the strides of ")
+_OF_ACCESS: Final = re.compile(r" at .+:\d+\Z")
 """A cause that is a sanitizer's finding. Where the output is wrong too, another mistake may be why."""
+_OF_OFFSETS: Final = re.compile(r"\Aoverflow: |\Aaddress: the strides of ")
+"""A cause that is one of a launcher's offsets. Outputs are wrong by it if they are where a sanitizer found it."""
 
 
 def may_be_together(one: KnownFailure, other: KnownFailure) -> bool:

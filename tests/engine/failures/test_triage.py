@@ -345,6 +345,9 @@ def test_one_mistake_of_several_lines_is_one_row_unless_an_output_is_wrong_too(c
         line.found = msgspec.structs.replace(line.found, verdict=verdict)
     assert is_same(first, second)
     assert not is_same(first, caused(cause, EMPTY))
+    first.found = msgspec.structs.replace(first.found, also=("output",))
+    assert is_same(first, caused(cause, EMPTY))
+    assert is_same(caused(cause, EMPTY), first)
 
 
 @pytest.mark.parametrize(("size", "least", "needed"), [(17, 0, set()), (3, 0, set()), (17, 13, {"large pages"})])
