@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Values
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -34,7 +35,7 @@ from fuzz_attn.errors import BudgetSpentInterrupt
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.mask_gaps import Explanation
 from fuzz_attn.strategies.covering_arrays import pairwise
-from fuzz_attn.workers.fork_service import fork_server
+from fuzz_attn.workers.fork_service import VARIABLE, fork_server, kind_of, worker_environment
 
 # No test may fail by chance or on a slow machine: Hypothesis draws the same examples each time, and measures no time.
 settings.register_profile(
@@ -99,12 +100,13 @@ def same_terminal() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def same_environment() -> Iterator[None]:
+@contextmanager
+def kept_environment() -> Iterator[None]:
     """Keep the environment for the tests that follow.
 
     Commands that run in this process change Triton's mode. Torch notes the folder of its compiler when that is
-    imported, and a worker that had another variable of torch than the fork server would import torch again.
+    imported, Ray a debugger, and a worker with other variables of Python or torch than the fork server would import
+    torch again.
     """
     before = dict(os.environ)
     yield
@@ -116,11 +118,27 @@ def same_environment() -> Iterator[None]:
             del os.environ[name]
 
 
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Keep the environment for the next test."""
+    with kept_environment():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_environment_of_modules() -> Iterator[None]:
+    """Keep the environment for the next module, whatever the fixtures of this one have changed."""
+    with kept_environment():
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def forks() -> Iterator[None]:
     """Let the workers that tests start be forks of one process that imports torch once, to the last test."""
     with fork_server(PROGRAM):
         yield
+        path = os.environ.get(VARIABLE)
+        assert path is None or Path(path).name == kind_of(worker_environment()), "no worker is a fork any more"
 
 
 def spec_of_target(name: str) -> str:
