@@ -15,7 +15,7 @@ from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import unpromised
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.parts import HeadLayout, Sequence
+from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
 from fuzz_attn.case.recipes import Chunks, NormalScores
 from fuzz_attn.errors import CaseError, FuzzAttnError
 from fuzz_attn.forensics.accesses import CACHES, NAMES, accessed
@@ -330,7 +330,7 @@ def _of_far_offsets(experiment: Experiment, found: Explanation) -> Explanation |
 def _of_cache_strides(experiment: Experiment, found: Explanation) -> Explanation | None:
     """Return whose strides are not used, where an access outside of a cache is gone if the cache is dense.
 
-    With as many keys as a page has, only the strides within a page count.
+    In one sequence whose keys are in the first page only the strides within a page count.
     """
     case, tensors = experiment.case, experiment.first.tensors
     access = next((each for each in found.findings if each.cause.startswith("out_of_bounds at ")), None)
@@ -338,15 +338,27 @@ def _of_cache_strides(experiment: Experiment, found: Explanation) -> Explanation
     cache = accessed(observation, tensors) if access is not None and observation is not None else None
     if access is None or cache is None or cache[0] not in CACHES:
         return None
-    name, dense, one_page = cache[0], with_dense_caches(case), with_one_page(case)
+    name, dense, first_page = cache[0], with_dense_caches(case), in_first_page(case)
     if dense == case or not _accesses_inside(name, dense, experiment):
         return None
-    between = one_page is not None and _accesses_inside(name, one_page, experiment)
+    between = first_page is not None and _accesses_inside(name, first_page, experiment)
     which = f"the strides of {NAMES[name]} {'from page to page' if between else 'within a page'} are not used"
     words = f"{access.words}; right with dense caches: {which}"
-    # Which axis shows depends on the layout that was drawn: one mistake in a sum of strides is one cause.
-    cause = f"address: the strides of {NAMES[name]} are not used"
-    return _with_cause(found, msgspec.structs.replace(access, words=words), cause, instead_of=access)
+    return _with_cause(found, msgspec.structs.replace(access, words=words), f"address: {which}", instead_of=access)
+
+
+def in_first_page(case: AttentionCase) -> AttentionCase | None:
+    """Return a case of one sequence whose keys are in page 0; None where it is that already, or cannot be."""
+    pages = PageLayout(case.pages.block_size, spare_blocks=case.pages.spare_blocks)
+    size = pages.block_size
+    longest = max(case.sequences, key=lambda sequence: sequence.seq_len)
+    query_len = min(longest.query_len, size)
+    sequence = Sequence(query_len, min(longest.context_len, size - query_len))
+    try:
+        alone = replace(case, sequences=(sequence,), pages=pages, overrides=())
+    except CaseError:
+        return None
+    return None if alone == case else alone
 
 
 def _accesses_inside(name: str, case: AttentionCase, experiment: Experiment) -> bool:

@@ -71,9 +71,9 @@ def test_quick_bugs_have_their_right_reason_and_words() -> None:
 CAUSES = {
     "page_offset_in_32_bits": "overflow: offsets of pages in their caches are computed in 32 bits",
     "key_offset_in_32_bits": r"overflow at .*/varlen_attention\.py:\d+",
-    "values_strided_like_keys": "address: the strides of the value cache are not used",
-    "split_values_strided_like_keys": "address: the strides of the value cache are not used",
-    "slot_strides_of_the_new_tokens": "address: the strides of the key cache are not used",
+    "values_strided_like_keys": "address: the strides of the value cache within a page are not used",
+    "split_values_strided_like_keys": "address: the strides of the value cache from page to page are not used",
+    "slot_strides_of_the_new_tokens": "address: the strides of the key cache within a page are not used",
     "padded_rows_written": "unwritten: rows behind the last token are written by reduce_segments",
     "empty_sequence_takes_a_row": "foreign sequence: a row of another sequence is taken for one without query tokens",
 }

@@ -6,6 +6,7 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
 from fuzz_attn.forensics.explain import (
     difference,
+    in_first_page,
     siblings,
     with_more_heads,
     with_one_page,
@@ -130,6 +131,13 @@ def test_a_case_with_the_keys_of_one_page() -> None:
     assert with_one_page(case) == AttentionCase((Sequence(2, 6), Sequence(1, 2)), pages=pages)
     assert with_one_page(AttentionCase((Sequence(2, 6),), pages=pages)) is None
     assert with_one_page(AttentionCase((Sequence(9),), pages=pages)) is None
+
+
+def test_the_first_page_is_page_0_of_one_sequence() -> None:
+    pages = PageLayout(block_size=8, permuted=True, shared_prefix=1, spare_blocks=2)
+    found = in_first_page(AttentionCase((Sequence(1, 2), Sequence(2, 30)), pages=pages))
+    assert found == AttentionCase((Sequence(2, 6),), pages=PageLayout(block_size=8, spare_blocks=2))
+    assert in_first_page(found) is None
 
 
 def test_only_a_case_without_a_window_gets_one_without_a_limit() -> None:

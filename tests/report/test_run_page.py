@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,11 +17,17 @@ import pytest
 from msgspec.structs import replace
 
 from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.engine.events import Event, Finished
 from fuzz_attn.errors import ReportError
+from fuzz_attn.operations.cache_write.write_case import WriteCase
+from fuzz_attn.operations.merge_states.state_case import StateCase
+from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.report.page.run_log import read_run
 from fuzz_attn.report.page.run_page import run_page, save, verdict_in_words
+from fuzz_attn.report.page.sections import size_tables
 from fuzz_attn.report.page.sources import source_files
 
 Events = Callable[..., list[Event]]
@@ -275,3 +282,12 @@ def test_the_notes_of_a_log_are_decoded_as_they_were(events: Events, log: Log) -
     assert run.deaths == ("a note",)
     assert [event.path for event in run.passed] == ["saved/old.json"]
     assert msgspec.json.encode(run.started)
+
+
+@pytest.mark.parametrize(
+    "case", [AttentionCase((Tokens(1, 3),)), StateCase(), WriteCase()], ids=["attention", "merge", "write"]
+)
+def test_types_of_each_operation_have_a_title(case: Any) -> None:
+    types = {what: {name: 1} for what, name in operation_of(case).types_of(case)}
+    log: Any = SimpleNamespace(distributions=SimpleNamespace(sizes={}, types=types))
+    assert len(list(size_tables(log))) == len(types) > 0

@@ -197,8 +197,8 @@ def size_tables(log: RunLog) -> Iterator[Table]:
         if set(sizes) != {0}:
             yield bars(_capital(what), "size", "cases", [(str(size), sizes[size]) for size in sorted(sizes)])
     for what, types in (found.types if found else {}).items():
-        title = {"q": "Type of the queries", "kv": "Type of the caches", "out": "Type of the output"}[what]
-        yield bars(title, "type", "cases", sorted(types.items(), key=lambda item: -item[1]))
+        words = {"q": "queries", "kv": "caches", "out": "output"}.get(what, what)
+        yield bars(f"Type of the {words}", "type", "cases", sorted(types.items(), key=lambda item: -item[1]))
 
 
 def _capital(words: str) -> str:
