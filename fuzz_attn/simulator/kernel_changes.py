@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from fuzz_attn.errors import UnknownValueError
-from fuzz_attn.simulator.condition_changes import Change, Conditions, full
+from fuzz_attn.simulator.condition_changes import Change, full
 from fuzz_attn.simulator.formulas import (
     BINARY,
     CASTS,
@@ -33,6 +33,7 @@ from fuzz_attn.simulator.formulas import (
     ranked,
     variable_of,
 )
+from fuzz_attn.simulator.range_changes import Ranges
 from fuzz_attn.simulator.site_values import SUMS, fits, like_constants, other_numbers, reduction_of, similar
 from fuzz_attn.simulator.switches import Compute, Site, Switches
 from fuzz_attn.ttir.ir import Location, Operation, Value
@@ -101,7 +102,7 @@ def changes_of(site: Site, switches: Switches) -> list[Change]:
     return sorted(found.values(), key=lambda change: change.rank)
 
 
-class _Proposer(Conditions):
+class _Proposer(Ranges):
     """Proposes what may stand in place of the value of one site."""
 
     def __init__(self, site: Site, switches: Switches) -> None:
@@ -129,6 +130,7 @@ class _Proposer(Conditions):
         if self.kind == "i1":
             yield from self.conditions()
         if self.kind == "int":
+            yield from self.from_begin()
             yield from self._integers()
         if self.kind == "f32":
             yield from self._floats()
