@@ -198,7 +198,7 @@ class Inquiry:
         return [*(mask_row_findings(uniform, case) if found else []), *found]
 
     def _with_leaks(self, found: list[Finding]) -> list[Finding]:
-        """Return findings and where NaN and infinity come from; the findings alone where the time ends before that is known."""
+        """Return findings and where NaN and infinity come from, which the time may be too short to tell."""
         try:
             return [*found, *leak_findings(self.lab)]
         except ProbeError:

@@ -25,7 +25,6 @@ from fuzz_attn.simulator.formulas import (
     Array,
     Read,
     binary_in_words,
-    computed,
     in_words,
     is_known,
     kind_of,
@@ -131,6 +130,7 @@ class _Proposer(Ranges):
             yield from self.conditions()
         if self.kind == "int":
             yield from self.from_begin()
+            yield from self.in_the_whole()
             yield from self._integers()
         if self.kind == "f32":
             yield from self._floats()
@@ -147,28 +147,6 @@ class _Proposer(Ranges):
         lines = (line for line in range(last - 1, max(0, last - CHAIN), -1) if _sets(name, file, line))
         place = Location(file, next(lines, last))
         return replace(change, old=f"{name} = {change.old}", new=f"{name} = {change.new}", place=place)
-
-    def change(self, name: str, new: str, rank: float, compute: Callable[[Read], Array]) -> Change:
-        """Return a change that does not need the value itself."""
-        return Change(name, self.old, new, rank, lambda read, _: compute(read))
-
-    def again(self, operation: Operation, read: Read, operands: list[Value] | None = None) -> Array:
-        """Return the result of an operation on values."""
-        arrays = [read(value) for value in (operation.operands if operands is None else operands)]
-        return self.applied(operation, arrays)
-
-    def applied(self, operation: Operation, arrays: list[Array]) -> Array:
-        """Return the result of an operation on arrays, with axes and types as they are for its operands."""
-        if operation.name not in SHAPES:
-            rank = len(operation.results[0].type.shape)
-            arrays = [ranked(array, rank) for array in arrays]
-        if operation.name in BINARY or operation.name.startswith("arith.cmp"):
-            common = np.result_type(*arrays)
-            arrays = [array.astype(common, copy=False) for array in arrays]
-        result = computed(operation, arrays)
-        if result is None:
-            raise UnknownValueError
-        return result
 
     def _of_predicate(self) -> Iterator[Change]:
         predicate = predicate_of(self.operation)
@@ -257,7 +235,7 @@ class _Proposer(Ranges):
                 operands[index] = other
                 words = in_words(operation, [self.words(each, 1) for each in operands])
                 name, order = f"operand {index} {self.label(other)}", self._order_of_operand(value, other)
-                yield self.change(name, words, order, partial(self._with_operand, index, other))
+                yield self.change(name, words, order, partial(self.with_operand, index, other))
 
     def _order_of_operand(self, value: Value, other: Value) -> float:
         """Return the rank of another operand: low for one of a like name, and for a stride of the tensor addressed."""
@@ -265,12 +243,6 @@ class _Proposer(Ranges):
         if "stride" in new and "stride" in old and self.addressed:
             return 2.0 if new.startswith(self.addressed) else 2.8
         return 2.2 if similar(old, new) else 5.5 if "stride" in new else 3.5
-
-    def _with_operand(self, index: int, other: Value, read: Read) -> Array:
-        operation = self.operation
-        arrays = [read(other if place == index else each) for place, each in enumerate(operation.operands)]
-        arrays[index] = self.axes_of(operation.operands[index], other, arrays[index])
-        return self.applied(operation, arrays)
 
     def _with_number(self, index: int, number: float, rank: float) -> Change:
         words = f"{number:.6g}" if isinstance(number, float) else str(number)

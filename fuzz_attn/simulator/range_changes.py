@@ -1,19 +1,22 @@
-"""Range changes: what may stand in place of the begin of a range whose length is a difference."""
+"""Range changes: what may stand in place of a number that is counted from the wrong begin, such as 0."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from fuzz_attn.simulator.condition_changes import Change, Conditions
-from fuzz_attn.simulator.formulas import binary_in_words
+from fuzz_attn.simulator.formulas import binary_in_words, in_words
 from fuzz_attn.ttir.ir import Value
 
 FORGOTTEN: Final = 0.9
 """The rank of a begin that is added, where the lines before it take it from an end: before a length without it."""
 
+IN_THE_WHOLE: Final = 1.9
+"""The rank of a place in the whole batch for one within a part of it, such as a sequence."""
 FROM_BEGIN: Final = "from "
 """How the name of such a change begins."""
 
@@ -31,6 +34,24 @@ class Ranges(Conditions):
         for begin in self._begins():
             new = binary_in_words("+", self.old, self.words(begin))
             yield self.with_other(f"{FROM_BEGIN}{self.label(begin)}", new, FORGOTTEN, np.add, begin)
+
+    def in_the_whole(self) -> Iterator[Change]:
+        """Yield an offset with another value for an operand: one that the kernel makes of it and of a begin."""
+        if not self.is_result or self.operation.name != "arith.muli" or not self.addressed:
+            return
+        for index, operand in enumerate(self.operation.operands):
+            part = self.root(operand)
+            for value in self.site.known:
+                maker = self.makers.get(value)
+                if maker is None or maker.name != "arith.addi" or value.type.shape != part.type.shape:
+                    continue
+                begins = [each for each in maker.operands if self.root(each) is not part]
+                if len(begins) == 1 and self.number(begins[0]) is None:
+                    words = [self.words(each, 1) for each in self.operation.operands]
+                    words[index] = f"({self.made(maker)})"
+                    name = f"whole {index} {self.label(value)}"
+                    compute = partial(self.with_operand, index, value)
+                    yield self.change(name, in_words(self.operation, words), IN_THE_WHOLE, compute)
 
     def _begins(self) -> list[Value]:
         """Return the integers that were subtracted from others, in the same call of the same function."""
