@@ -536,7 +536,7 @@ class _Proposer(Ranges):
                 right = by_name.get(f"%{self.addressed}{name.removeprefix(tensor)}")
                 if name.startswith(f"{tensor}stride") and right is not None and right.type == value.type:
                     own[value] = right
-            if self._parts() & own.keys():
+            if self.parts() & own.keys():
                 words = f"the strides of {tensor.strip('%._')} in place of those of {self.addressed.strip('._')}"
                 rightly = f"those of {self.addressed.strip('._')}"
                 compute = partial(self._with_parameters, own)
@@ -553,15 +553,6 @@ class _Proposer(Ranges):
             seen.add(operation)
             pending += [user for made in operation.results for user in self.site.kernel.users.get(made, ())]
         return None
-
-    def _parts(self) -> set[Value]:
-        """Return what the value is made of by known operations."""
-        found, pending = set[Value](), [self.site.value]
-        while pending and len(found) < CHAIN:
-            maker = self.makers.get(value := pending.pop())
-            pending += maker.operands if value not in found and maker is not None and is_known(maker) else []
-            found.add(value)
-        return found
 
     def _with_parameters(self, given: dict[Value, Value], read: Read) -> Array:
         made = self._remade(self.site.value, {old: read(new) for old, new in given.items()}, read, scalars=True)
