@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -53,12 +54,12 @@ class Recovered:
     expected: Array
     bound: Array
 
-    @property
+    @cached_property
     def wrong(self) -> Array:
         """Bool: whether a weight is not as it should be."""
         return beyond(self.actual, self.expected, self.bound) & np.isfinite(self.bound)
 
-    @property
+    @cached_property
     def far(self) -> Array:
         """Bool: whether a weight is wrong by more than a rounding could make it."""
         largest = self.expected.max(axis=-1, keepdims=True, initial=0.0)
@@ -313,8 +314,7 @@ def mask_findings(found: Recovered, case: AttentionCase, wrong_rows: Array) -> l
     overwritten = _of_decodes(found, case)
     if overwritten is not None:
         return [overwritten]
-    all_readings = readings(found, case)
-    all_readings.sort(key=lambda reading: not wrong_rows[reading.row.token, reading.row.head])
+    all_readings = sorted(readings(found, case), key=lambda each: not wrong_rows[each.row.token, each.row.head])
     findings: dict[str, Finding] = {}
     for reading in sorted((each for each in all_readings if not each.right), key=_how_telling):
         uneven = None if reading.missing or reading.extra else _uneven(reading, found, case)

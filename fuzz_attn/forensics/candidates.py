@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -69,6 +69,9 @@ class Candidate:
     by: float = 0.0
     """The most by which it changes such a number; numbers below 0 count as 0."""
 
+    restores: bool = False
+    """Whether it adds what the same function subtracts elsewhere, so that the size of the number tells nothing."""
+
     @property
     def is_sweeping(self) -> bool:
         """Whether it changes such a number in every launch that was right, which shows little of it."""
@@ -81,7 +84,7 @@ class Candidate:
         """
         if not self.counts:
             return False
-        far = self.by > 1
+        far = self.by > 1 and not self.restores
         most = MOSTLY if self.order < UNLIKELY else MOSTLY_UNLIKELY
         if far and self.right and self.touched >= most * self.right:
             return True
@@ -106,10 +109,12 @@ class AtPlace(Candidate):
 class OfArguments(Candidate):
     """Other arguments of a kernel: for each name that of another one, a number to add, or that of a tensor.
 
-    Kernels that only other cases launch get them too: the same code of the host may pass them.
+    Kernels that only other cases launch get them too: the same code of the host may pass them. With ``kernels`` all
+    these get them, because the launcher may pass one wrong number to several.
     """
 
     kernel: str = ""
+    kernels: tuple[str, ...] = ()
     others: tuple[tuple[str, Other], ...] = ()
     place: Location = UNKNOWN_LOCATION
 
@@ -227,6 +232,17 @@ def of_arguments(launched: Launched) -> Iterator[OfArguments]:
                 yield candidate(1.5, name, number.words, (name, number))
             for step in (1, -1):
                 yield candidate(2.5, name, f"{name} {'+' if step > 0 else '-'} 1", (name, step))
+
+
+def of_shared_arguments(found: Iterable[OfArguments]) -> Iterator[OfArguments]:
+    """Yield each change of arguments that is one of several kernels as a change of all of them."""
+    alike: dict[tuple[str, str], list[OfArguments]] = {}
+    for candidate in found:
+        alike.setdefault((candidate.old, candidate.new), []).append(candidate)
+    for several in alike.values():
+        kernels = tuple(dict.fromkeys(candidate.kernel for candidate in several))
+        if len(kernels) > 1:
+            yield replace(several[0], kernels=kernels)
 
 
 def _strides_by_tensor(launched: Launched) -> dict[str, list[str]]:

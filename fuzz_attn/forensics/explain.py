@@ -19,7 +19,7 @@ from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
 from fuzz_attn.case.recipes import Chunks, NormalScores
 from fuzz_attn.errors import CaseError, FuzzAttnError
 from fuzz_attn.forensics.accesses import CACHES, NAMES, accessed
-from fuzz_attn.forensics.explanation import Explanation, Finding, count, ranges, told_apart
+from fuzz_attn.forensics.explanation import Explanation, Finding, count, ranges, told_apart, without_numbers
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS, Inquiry
 from fuzz_attn.forensics.lab import SECONDS
 from fuzz_attn.forensics.missing_launches import missing_launch, small_block
@@ -101,6 +101,31 @@ def with_a_token_each(case: AttentionCase) -> AttentionCase | None:
     sequences = tuple(Sequence(max(sequence.query_len, 1), sequence.context_len) for sequence in case.sequences)
     try:
         return replace(case, sequences=sequences, overrides=())
+    except CaseError:
+        return None
+
+
+def with_one_token(case: AttentionCase) -> AttentionCase | None:
+    """Return a case whose sequences have one query token and as many keys; None where they have, or it cannot exist.
+
+    Where a decode is answered apart, it would be about another kernel.
+    """
+    decodes = FAMILIES[case.family].decodes_apart or case.filter_by_query_len
+    if decodes or all(sequence.query_len <= 1 for sequence in case.sequences):
+        return None
+    sequences = (each if each.query_len <= 1 else Sequence(1, each.seq_len - 1) for each in case.sequences)
+    try:
+        return replace(case, sequences=tuple(sequences), overrides=())
+    except CaseError:
+        return None
+
+
+def with_one_query_head(case: AttentionCase) -> AttentionCase | None:
+    """Return a case with one query head for each KV head; None where it has no more, or it cannot exist."""
+    if case.heads.num_queries_per_kv == 1:
+        return None
+    try:
+        return replace(case, heads=msgspec.structs.replace(case.heads, num_queries_per_kv=1), overrides=())
     except CaseError:
         return None
 
@@ -209,7 +234,19 @@ def _explained(experiment: Experiment, relation: str | None) -> Explanation:
             or _hidden_by_no_window(experiment, found)
             or _of_siblings(experiment, found, until)
         )
-    return _of_later_pages(experiment, found)
+    return _of_scores_too(experiment, found, until) or _of_later_pages(experiment, found)
+
+
+def _of_scores_too(experiment: Experiment, found: Explanation, until: float) -> Explanation | None:
+    """Return that scores have a wrong scale too, which a case cannot show whose rows see one key: it weighs 1."""
+    case = experiment.case
+    alone = case.max_seq_len == 1 or case.window == 1
+    longer = with_other_scales(case) if alone and found.reason == "scale" else None
+    told = None if longer is None else _told(experiment, longer, until)
+    if longer is None or told is None or told.reason != "scale" or told.findings[0].vague:
+        return None
+    same = without_numbers(told.words) == without_numbers(found.words)
+    return None if same else _joined(case, longer, found, told)
 
 
 def _of_accesses(experiment: Experiment, found: Explanation) -> Explanation | None:
@@ -217,8 +254,32 @@ def _of_accesses(experiment: Experiment, found: Explanation) -> Explanation | No
     return (
         _of_far_offsets(experiment, found)
         or _of_cache_strides(experiment, found)
+        or _of_rows_in_one_place(experiment, found)
         or _row_of_an_empty_sequence(experiment, found)
     )
+
+
+def _of_rows_in_one_place(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return of which rows of a tile a store keeps one, where it is right with one of them, and only then."""
+    conflict = next((each for each in found.findings if each.cause.startswith("conflicting_store at ")), None)
+    if conflict is None:
+        return None
+    cases = {
+        "query token of a sequence": with_one_token(experiment.case),
+        "query head of a group": with_one_query_head(experiment.case),
+    }
+    right = {
+        what: _failures_of(experiment.with_target(case, experiment.target)) == []
+        for what, case in cases.items()
+        if case is not None
+    }
+    told = [what for what, is_right in right.items() if is_right]
+    if len(told) != 1:
+        return None
+    one, _, of = told[0].partition(" of ")
+    stored = f"right with one {one} of each {of.removeprefix('a ')}: the rows of several are stored in one place"
+    first = msgspec.structs.replace(conflict, words=f"{conflict.words}; {stored}")
+    return _with_cause(found, first, conflict.cause, instead_of=conflict)
 
 
 OF_EMPTY: Final = "foreign sequence: a row of another sequence is taken for one without query tokens"

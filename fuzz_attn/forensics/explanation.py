@@ -36,9 +36,9 @@ class Row(NamedTuple):
 def rows_of_case(case: AttentionCase) -> list[Row]:
     """Return all rows that the target answers, token by token."""
     rows, token, group = [], 0, case.heads.num_queries_per_kv
-    for index, sequence in enumerate(case.sequences):
+    for index, (sequence, answers) in enumerate(zip(case.sequences, case.answers, strict=True)):
         for query in range(sequence.query_len):
-            if case.answers[index]:
+            if answers:
                 position = case.visibility.position(query, sequence.context_len)
                 end = case.visibility.last(position, sequence.seq_len) + 1
                 heads = range(case.heads.num_query_heads)

@@ -32,7 +32,7 @@ from fuzz_attn.forensics.attended_keys import (
 )
 from fuzz_attn.forensics.divisions import keys_are_right, undivided_findings
 from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap, Reason
-from fuzz_attn.forensics.lab import Lab, by_row, without_scores
+from fuzz_attn.forensics.lab import Array, Lab, by_row, without_scores
 from fuzz_attn.forensics.leaks import leak_findings
 from fuzz_attn.forensics.log_sums import keyless_findings, log_sum_findings
 from fuzz_attn.forensics.score_mistakes import score_findings, softcap_order_findings
@@ -170,11 +170,7 @@ class Inquiry:
         wrong_rows = by_row(self.lab.first.wrong)
         found = empty_findings(self.lab) or list(type_findings(self.lab)) or list(column_findings(self.lab))
         if not found and self.uniform is not None:
-            found = undivided_findings(self.uniform, self.lab.case)
-            found = found or mask_findings(self.uniform, self.lab.case, wrong_rows)
-            found = list(softcap_findings(self.lab, found)) or found
-            found = [*(mask_row_findings(self.uniform, self.lab.case) if found else []), *found]
-            found = found or list(nan_findings(self.lab, self.uniform))
+            found = self._of_keys(self.uniform, wrong_rows) or list(nan_findings(self.lab, self.uniform))
         if found and all(each.vague and each.reason == "denominator" for each in found) and self.natural is not None:
             told = rescale_findings(comparison_of(self.lab, self.natural))
             found = [each for each in told if not each.vague] or found
@@ -186,12 +182,29 @@ class Inquiry:
         if not found and self.natural is not None and self.natural.wrong.any():
             found = self._of_scores(self.natural)
         if not np.isfinite(self.lab.first.actual[wrong_rows]).all():
-            found += leak_findings(self.lab)
+            found = self._with_leaks(found)
         if not found and self.lab.experiment.first.tensors.cache_format.is_latent:
             found = list(latent_findings(self.lab))
         if not found and not (self.natural is not None and self.natural.far.any()):
             found = output_findings(self.lab) or list(self._arithmetic())
         return found or list(level_findings(self.lab))
+
+    def _of_keys(self, uniform: Recovered, wrong_rows: Array) -> list[Finding]:
+        """Return what is wrong with the keys that rows attend; it stays said if the time ends before a feature is."""
+        case = self.lab.case
+        found = undivided_findings(uniform, case) or mask_findings(uniform, case, wrong_rows)
+        with contextlib.suppress(ProbeError):
+            found = list(softcap_findings(self.lab, found)) or found
+        return [*(mask_row_findings(uniform, case) if found else []), *found]
+
+    def _with_leaks(self, found: list[Finding]) -> list[Finding]:
+        """Return findings and where NaN and infinity come from, which the time may be too short to tell."""
+        try:
+            return [*found, *leak_findings(self.lab)]
+        except ProbeError:
+            if not found:
+                raise
+            return found
 
     def _of_scores(self, natural: Recovered) -> list[Finding]:
         """Return the first answer to the questions about scores; those about addresses need large errors."""

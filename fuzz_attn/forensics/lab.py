@@ -64,20 +64,25 @@ class Cells:
         return len(self.block)
 
     @cached_property
+    def packed_rows(self) -> list[int | None]:
+        """For each sequence, the row of its first new token where these are read packed, and else None."""
+        starts = accumulate((sequence.query_len for sequence in self.case.sequences), initial=0)
+        return [start if packed else None for packed, start in zip(self.case.reads_packed, starts, strict=False)]
+
+    @cached_property
     def owners(self) -> dict[tuple[int, int], list[Owner]]:
         """The keys that lie at a (block, slot), those that may be used first."""
         found: dict[tuple[int, int], list[Owner]] = {}
-        size, row = self.case.pages.block_size, 0
-        for index, sequence in enumerate(self.case.sequences):
-            packed_from = sequence.context_len if self.case.reads_packed[index] else sequence.seq_len
+        size = self.case.pages.block_size
+        for index, (sequence, row) in enumerate(zip(self.case.sequences, self.packed_rows, strict=True)):
+            packed_from = sequence.seq_len if row is None else sequence.context_len
             for position in range(-(-sequence.seq_len // size) * size):
                 block = int(self.pages.block_table[index, position // size]) - self.pages.first_block
                 owner = Owner(index, position, position < packed_from)
                 found.setdefault((block, position % size), []).append(owner)
             for position in range(packed_from, sequence.seq_len):
-                new = row + position - sequence.context_len
+                new = (row or 0) + position - sequence.context_len
                 found.setdefault((PACKED, new), []).append(Owner(index, position, True))
-            row += sequence.query_len
         for owners in found.values():
             owners.sort(key=lambda owner: not owner.held)
         return found
@@ -90,11 +95,10 @@ class Cells:
 
     def of_key(self, sequence: int, position: int) -> tuple[int, int]:
         """Return (block, slot) of a key that the sequence may use."""
-        case, size = self.case, self.case.pages.block_size
-        tokens = case.sequences[sequence]
-        if case.reads_packed[sequence] and position >= tokens.context_len:
-            start = sum(other.query_len for other in case.sequences[:sequence])
-            return PACKED, start + position - tokens.context_len
+        size, row = self.case.pages.block_size, self.packed_rows[sequence]
+        context_len = self.case.sequences[sequence].context_len
+        if row is not None and position >= context_len:
+            return PACKED, row + position - context_len
         return int(self.pages.block_table[sequence, position // size]) - self.pages.first_block, position % size
 
     def keys_of(self, sequence: int, head: int) -> Array:
@@ -145,12 +149,12 @@ class Probed:
     expected: Array
     bound: Array
 
-    @property
+    @cached_property
     def wrong(self) -> Array:
         """Bool of the same shape: whether an element is beyond its bound or not finite."""
         return beyond(self.actual, self.expected, self.bound) & np.isfinite(self.bound)
 
-    @property
+    @cached_property
     def far(self) -> Array:
         """Bool of the same shape: whether an element is wrong by more than a rounding could make it."""
         return self.wrong & beyond(self.actual, self.expected, FAR * np.abs(self.expected))

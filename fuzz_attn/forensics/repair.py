@@ -34,6 +34,7 @@ from fuzz_attn.forensics.candidates import (
     of_arguments,
     of_constants,
     of_grids,
+    of_shared_arguments,
     passed_with,
     programs,
 )
@@ -45,6 +46,7 @@ from fuzz_attn.properties.experiment import Experiment, Launch
 from fuzz_attn.simulator.condition_changes import Change
 from fuzz_attn.simulator.formulas import Array, Read, kind_of
 from fuzz_attn.simulator.kernel_changes import LIKE_ITS_OWN, MOVED, OTHER_LOAD, changes_of
+from fuzz_attn.simulator.range_changes import FROM_BEGIN
 from fuzz_attn.simulator.switches import NOT_HERE, Grid, Key, Site, Switches
 from fuzz_attn.ttir.ir import Location
 
@@ -138,7 +140,7 @@ def is_of_loop(candidate: Candidate) -> bool:
 
     If launches that were right run longer or shorter with it, it must be a likely change, by one step.
     """
-    likely = candidate.order <= LIKELIEST and candidate.by <= 1
+    likely = candidate.order <= LIKELIEST and (candidate.by <= 1 or candidate.restores)
     return not candidate.longer or (likely and candidate.longer <= SLIGHTLY)
 
 
@@ -284,7 +286,7 @@ class RepairSearch:
     def _mends(self, candidate: Candidate | None, trial: Trial) -> bool:
         """Return whether a case is right with a change."""
         self._choose(candidate)
-        self._switches.calls, self._differs, self._by = 0, False, 0.0
+        self._switches.calls, self._switches.widens, self._differs, self._by = 0, False, False, 0.0
         loops = LOOPS_OF_GRIDS if isinstance(candidate, OfGrid) else LOOPS
         self._switches.most_calls = loops * trial.values + 1000 if candidate is not None and trial.values else 0
         self.launches += 1
@@ -315,7 +317,7 @@ class RepairSearch:
         self._chosen, switches = candidate, self._switches
         switches.chosen, switches.passing, switches.growing, switches.making = {}, None, None, None
         if isinstance(candidate, OfArguments):
-            others, apart = candidate.others, self._kernels - {candidate.kernel}
+            others, apart = candidate.others, self._kernels - {candidate.kernel, *candidate.kernels}
             switches.passing = lambda name, passed: passed if name in apart else passed_with(passed, others)
         elif isinstance(candidate, OfConstant):
             switches.making = candidate.kernel, candidate.name, candidate.of
@@ -421,8 +423,8 @@ class RepairSearch:
 
     def _mends_with_steps(self, candidate: Candidate, trial: Trial) -> bool:
         right = self._mends(candidate, trial)
-        if isinstance(candidate, OfGrid):
-            return right  # each further program computes at least that it is not needed
+        if isinstance(candidate, OfGrid) or self._switches.widens:
+            return right  # each further program computes that it is not needed, and one for 64 bits is another one
         candidate.steps &= self._switches.calls == trial.values
         candidate.by = max(candidate.by, self._by)
         candidate.right += not trial.failed
@@ -449,12 +451,14 @@ class RepairSearch:
                     at = AtPlace(order, change.old, change.new, key=site.key, name=name, callers=callers, places=whole)
                     at.element, at.loads = site.value.type.element, site.operation.name == "tt.load"
                     at.counts = kind_of(site.value.type) == "int" and not site.value.type.shape
+                    at.restores = name.startswith(FROM_BEGIN)
                     found.setdefault((site.key, name, callers), at)
         self._kernels = {launched.kernel for launched in self._switches.launched}
         launches = self._switches.launched
         arguments = [each for launched in launches for each in of_arguments(launched)]
         grids = [each for launched in launches for each in of_grids(launched, surplus=self._may_be_surplus())]
-        return sorted([*found.values(), *arguments, *grids], key=self._order_of)
+        shared = of_shared_arguments(arguments)
+        return sorted([*found.values(), *arguments, *shared, *grids], key=self._order_of)
 
     def _may_be_surplus(self) -> bool:
         """Return whether programs without a row may run: a finding names one, or memory of no row is written."""
@@ -555,7 +559,7 @@ def _described(candidate: Candidate) -> tuple[str, str, str, str]:
     place = place_of(candidate)
     old = candidate.old
     if isinstance(candidate, OfArguments):
-        old = f"argument {old} of {candidate.kernel}"
+        old = f"argument {old} of {' and '.join(candidate.kernels or (candidate.kernel,))}"
     if isinstance(candidate, OfConstant):
         old = f"constant {old} of {candidate.kernel}"
     if isinstance(candidate, OfGrid):

@@ -11,10 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from fuzz_attn.simulator.formulas import BINARY, PREDICATES, Array, Read, kind_of, ranked
+from fuzz_attn.errors import UnknownValueError
+from fuzz_attn.simulator.formulas import BINARY, PREDICATES, SHAPES, Array, Read, computed, kind_of, ranked
 from fuzz_attn.simulator.site_values import SiteValues
 from fuzz_attn.simulator.switches import Compute
-from fuzz_attn.ttir.ir import Location, Value
+from fuzz_attn.ttir.ir import Location, Operation, Value
 
 NEAR_LINES: Final = 12
 """Lines above a place in which a name counts as one of its own."""
@@ -35,6 +36,35 @@ class Change:
 
 class Conditions(SiteValues):
     """Proposes what may stand in place of the condition of one site."""
+
+    def change(self, name: str, new: str, rank: float, compute: Callable[[Read], Array]) -> Change:
+        """Return a change that does not need the value itself."""
+        return Change(name, self.old, new, rank, lambda read, _: compute(read))
+
+    def again(self, operation: Operation, read: Read, operands: list[Value] | None = None) -> Array:
+        """Return the result of an operation on values."""
+        arrays = [read(value) for value in (operation.operands if operands is None else operands)]
+        return self.applied(operation, arrays)
+
+    def applied(self, operation: Operation, arrays: list[Array]) -> Array:
+        """Return the result of an operation on arrays, with axes and types as they are for its operands."""
+        if operation.name not in SHAPES:
+            rank = len(operation.results[0].type.shape)
+            arrays = [ranked(array, rank) for array in arrays]
+        if operation.name in BINARY or operation.name.startswith("arith.cmp"):
+            common = np.result_type(*arrays)
+            arrays = [array.astype(common, copy=False) for array in arrays]
+        result = computed(operation, arrays)
+        if result is None:
+            raise UnknownValueError
+        return result
+
+    def with_operand(self, index: int, other: Value, read: Read) -> Array:
+        """Return the result of the site's operation on another value in place of one operand."""
+        operation = self.operation
+        arrays = [read(other if place == index else each) for place, each in enumerate(operation.operands)]
+        arrays[index] = self.axes_of(operation.operands[index], other, arrays[index])
+        return self.applied(operation, arrays)
 
     def conditions(self) -> Iterator[Change]:
         """Yield the condition turned round, always the same, and with further ones."""

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from fuzz_attn.errors import UnknownValueError
-from fuzz_attn.simulator.condition_changes import Change, Conditions, full
+from fuzz_attn.simulator.condition_changes import Change, full
 from fuzz_attn.simulator.formulas import (
     BINARY,
     CASTS,
@@ -25,7 +25,6 @@ from fuzz_attn.simulator.formulas import (
     Array,
     Read,
     binary_in_words,
-    computed,
     in_words,
     is_known,
     kind_of,
@@ -33,6 +32,7 @@ from fuzz_attn.simulator.formulas import (
     ranked,
     variable_of,
 )
+from fuzz_attn.simulator.range_changes import Ranges
 from fuzz_attn.simulator.site_values import SUMS, fits, like_constants, other_numbers, reduction_of, similar
 from fuzz_attn.simulator.switches import Compute, Site, Switches
 from fuzz_attn.ttir.ir import Location, Operation, Value
@@ -101,7 +101,7 @@ def changes_of(site: Site, switches: Switches) -> list[Change]:
     return sorted(found.values(), key=lambda change: change.rank)
 
 
-class _Proposer(Conditions):
+class _Proposer(Ranges):
     """Proposes what may stand in place of the value of one site."""
 
     def __init__(self, site: Site, switches: Switches) -> None:
@@ -129,6 +129,8 @@ class _Proposer(Conditions):
         if self.kind == "i1":
             yield from self.conditions()
         if self.kind == "int":
+            yield from self.from_begin()
+            yield from self.in_the_whole()
             yield from self._integers()
         if self.kind == "f32":
             yield from self._floats()
@@ -145,28 +147,6 @@ class _Proposer(Conditions):
         lines = (line for line in range(last - 1, max(0, last - CHAIN), -1) if _sets(name, file, line))
         place = Location(file, next(lines, last))
         return replace(change, old=f"{name} = {change.old}", new=f"{name} = {change.new}", place=place)
-
-    def change(self, name: str, new: str, rank: float, compute: Callable[[Read], Array]) -> Change:
-        """Return a change that does not need the value itself."""
-        return Change(name, self.old, new, rank, lambda read, _: compute(read))
-
-    def again(self, operation: Operation, read: Read, operands: list[Value] | None = None) -> Array:
-        """Return the result of an operation on values."""
-        arrays = [read(value) for value in (operation.operands if operands is None else operands)]
-        return self.applied(operation, arrays)
-
-    def applied(self, operation: Operation, arrays: list[Array]) -> Array:
-        """Return the result of an operation on arrays, with axes and types as they are for its operands."""
-        if operation.name not in SHAPES:
-            rank = len(operation.results[0].type.shape)
-            arrays = [ranked(array, rank) for array in arrays]
-        if operation.name in BINARY or operation.name.startswith("arith.cmp"):
-            common = np.result_type(*arrays)
-            arrays = [array.astype(common, copy=False) for array in arrays]
-        result = computed(operation, arrays)
-        if result is None:
-            raise UnknownValueError
-        return result
 
     def _of_predicate(self) -> Iterator[Change]:
         predicate = predicate_of(self.operation)
@@ -255,7 +235,7 @@ class _Proposer(Conditions):
                 operands[index] = other
                 words = in_words(operation, [self.words(each, 1) for each in operands])
                 name, order = f"operand {index} {self.label(other)}", self._order_of_operand(value, other)
-                yield self.change(name, words, order, partial(self._with_operand, index, other))
+                yield self.change(name, words, order, partial(self.with_operand, index, other))
 
     def _order_of_operand(self, value: Value, other: Value) -> float:
         """Return the rank of another operand: low for one of a like name, and for a stride of the tensor addressed."""
@@ -263,12 +243,6 @@ class _Proposer(Conditions):
         if "stride" in new and "stride" in old and self.addressed:
             return 2.0 if new.startswith(self.addressed) else 2.8
         return 2.2 if similar(old, new) else 5.5 if "stride" in new else 3.5
-
-    def _with_operand(self, index: int, other: Value, read: Read) -> Array:
-        operation = self.operation
-        arrays = [read(other if place == index else each) for place, each in enumerate(operation.operands)]
-        arrays[index] = self.axes_of(operation.operands[index], other, arrays[index])
-        return self.applied(operation, arrays)
 
     def _with_number(self, index: int, number: float, rank: float) -> Change:
         words = f"{number:.6g}" if isinstance(number, float) else str(number)
@@ -562,7 +536,7 @@ class _Proposer(Conditions):
                 right = by_name.get(f"%{self.addressed}{name.removeprefix(tensor)}")
                 if name.startswith(f"{tensor}stride") and right is not None and right.type == value.type:
                     own[value] = right
-            if self._parts() & own.keys():
+            if self.parts() & own.keys():
                 words = f"the strides of {tensor.strip('%._')} in place of those of {self.addressed.strip('._')}"
                 rightly = f"those of {self.addressed.strip('._')}"
                 compute = partial(self._with_parameters, own)
@@ -579,15 +553,6 @@ class _Proposer(Conditions):
             seen.add(operation)
             pending += [user for made in operation.results for user in self.site.kernel.users.get(made, ())]
         return None
-
-    def _parts(self) -> set[Value]:
-        """Return what the value is made of by known operations."""
-        found, pending = set[Value](), [self.site.value]
-        while pending and len(found) < CHAIN:
-            maker = self.makers.get(value := pending.pop())
-            pending += maker.operands if value not in found and maker is not None and is_known(maker) else []
-            found.add(value)
-        return found
 
     def _with_parameters(self, given: dict[Value, Value], read: Read) -> Array:
         made = self._remade(self.site.value, {old: read(new) for old, new in given.items()}, read, scalars=True)

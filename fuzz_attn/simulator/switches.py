@@ -209,7 +209,21 @@ class _Simulator(Simulator):
         constants = self._remade(name, bound)
         if constants:
             bound = super().bind(kernel, (), {**bound.values, **constants}, constant_ones=constant_ones)
-        return self._changed(name, bound)
+        changed = self._changed(name, bound)
+        wide = in_64_bits(changed)
+        return self._changed(name, super().bind(kernel, (), {**bound.values, **wide})) if wide else changed
+
+
+def in_64_bits(bound: Bound) -> dict[str, Any]:
+    """Return the parameters with numbers that are changed to some beyond 32 bits; the kernel is another one then."""
+    found: dict[str, Any] = {}
+    for (name, type_), value in zip(bound.form.passed, bound.passed, strict=True):
+        parameter, _, part = name.partition(".")
+        whole = found.get(parameter, bound.values[parameter])
+        fits = type_ != "i32" or -(1 << 31) <= value < 1 << 31
+        if not fits and (not part or part in getattr(whole, "_fields", ())):
+            found[parameter] = whole._replace(**{part: value}) if part else value
+    return found
 
 
 Compute = Callable[[Read, Array], Array]
@@ -237,6 +251,8 @@ class Switches:
     growing: Callable[[str, Grid, dict[str, Any]], Grid] | None = None
     most_calls: int = 0
     calls: int = 0
+    widens: bool = False
+    """Whether a number that is passed needs 64 bits, for which the kernel is another one."""
     _numbers: dict[tuple[Operation, int], int] = field(default_factory=dict)
     _known: dict[Function, KernelSites] = field(default_factory=dict)
     _of_operation: dict[Operation, KernelSites] = field(default_factory=dict)
@@ -259,7 +275,9 @@ class Switches:
             return bound
         names = [name for name, _ in bound.form.passed]
         passed = self.passing(kernel, dict(zip(names, bound.passed, strict=True)))
-        return Bound(bound.values, [passed[name] for name in names], bound.form)
+        changed = Bound(bound.values, [passed[name] for name in names], bound.form)
+        self.widens = self.widens or bool(in_64_bits(changed))
+        return changed
 
     def _constant(self, kernel: str, bound: Bound) -> dict[str, Any]:
         """Return the parameter with the constant that is chosen to be another number; nothing where none is."""

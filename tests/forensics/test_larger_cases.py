@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
+from fuzz_attn.errors import ProbeError
+from fuzz_attn.forensics import inquiry
 from fuzz_attn.forensics.explain import explain
+from fuzz_attn.forensics.explanation import Finding
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.targets.loading import load_target
 
@@ -47,3 +51,22 @@ def test_a_case_with_one_column_of_values_is_explained() -> None:
     case = AttentionCase((Sequence(3, 5),), heads=HeadLayout(head_size=1), window=2)
     found = explain(Experiment(case, wrong, InterpreterBackend()))
     assert found.words == "query 0 of sequence 0 attends key 3: hidden by the window of 2 (distance 2, one too far)"
+
+
+def _time_is_up(*_: object) -> list[Finding]:
+    raise ProbeError("the time for more launches was up")
+
+
+@pytest.mark.parametrize("later", ["softcap_findings", "leak_findings"])
+def test_what_is_known_when_the_time_is_up_is_said(later: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiry, later, _time_is_up)
+    right = load_target(f"{IN_TORCH}:window_one_too_long", "unified")
+
+    @wraps(right.call)
+    def with_nan(**given: Any) -> None:
+        right.call(**given)
+        given["out"][-1] = float("nan")
+
+    case = AttentionCase((Sequence(3, 5),), window=2)
+    found = explain(Experiment(case, replace(right, call=with_nan), InterpreterBackend()))
+    assert found.reason == "window", found.findings

@@ -80,6 +80,17 @@ PLANTED = {
     "parts_without_padding": r"avoids it.*`index \* HEAD_SIZE_PADDED` to `index \* HEAD_SIZE`, or kernel_3d\.py",
     # programs that have no row
     "programs_for_padded_rows_of_a_merge": r"`4 x 1 x 1 programs of kernel_merge_states` to `1 x 1 x 1 programs`",
+    # an argument that the launcher passes to two kernels of one call, and that needs 64 bits in some cases
+    "table_rows_of_the_longest_sequence": (
+        r"`argument block_table_stride of kernel_context_attention and kernel_paged_attention_2d` to "
+        r"`batch\.block_table_ptr\.stride\(0\)`"
+    ),
+    # the begin of a range, which a line above subtracts from its end
+    "begin_of_a_segment_at_least_the_first_tile": (
+        r"segments\.py:33, `segment \* tiles_per_segment` to `\(segment \* tiles_per_segment\) \+ \(key_begin // 32\)`"
+    ),
+    # a place in the batch for one within a sequence
+    "rows_of_the_first_sequence": r"rows\.py:147, `query \* (\S+)` to `\(query_start \+ query\) \* \1`",
     # a read of what none has written, of which outputs do not tell where it is wrong
     "merge_of_splits_without_the_window": r"A change that avoids it, though the mistake may be elsewhere: ",
 }
@@ -127,6 +138,8 @@ def test_what_is_certain_stays_in_front_of_a_change() -> None:
         ({"order": 4.0, "touched": 6, "by": 30.0}, False, True),
         ({"order": 4.0, "touched": 4, "by": 30.0}, False, False),
         ({"touched": 10, "by": 1.0}, False, False),
+        # unless the number is what the function subtracts elsewhere
+        ({"steps": False, "longer": 0.1, "touched": 10, "by": 30.0, "restores": True}, False, False),
         # no number of a whole program, but a mask or a tile
         ({"steps": False, "longer": 0.1, "by": 30.0, "counts": False}, True, False),
     ],
@@ -149,6 +162,7 @@ def test_a_change_that_leads_round_a_mistake_is_a_detour(
         ({"order": 0.0, "by": 1.0, "longer": 0.6}, True),
         ({"order": 0.0, "by": 2.0}, True),
         ({"order": 1.8, "by": 1.0}, True),
+        ({"order": 0.9, "restores": True}, False),
     ],
 )
 def test_a_change_of_right_launches_loops_is_a_way_round_unless_it_is_a_likely_step(

@@ -94,20 +94,28 @@ def _of_near_cases(experiment: StateExperiment, kind: Kind, found: Explanation) 
 
     Two of them must, because outputs of one may be those of a mistake by chance.
     """
-    told: list[tuple[StateCase, str, Told]] = []
+    told: list[tuple[StateCase, str, list[Told]]] = []
     for near in near_experiments(experiment, kind, NEAR):
         wrong = _wrong_outputs(near)
         possible = (_fitting(near, wrong) or _of_maxima(near, wrong)) if wrong and not reads_empty_states(near) else []
-        if len(possible) == 1 and possible[0][1] != ONLY_STATE:
-            told.append((near.case, " and ".join(sorted(wrong)), possible[0]))
-    shared = {without_numbers(words) for _, _, (_, words) in told}
-    if len(told) < FEWEST_TOLD or len(shared) > 1:
+        if possible and possible[0][1] != ONLY_STATE:
+            told.append((near.case, " and ".join(sorted(wrong)), possible))
+    mistake = _shared([possible for _, _, possible in told])
+    if mistake is None:
         return found
-    case, names, (reason, words) = told[0]
+    case, names, possible = told[0]
+    reason, words = next(each for each in possible if without_numbers(each[1]) == mistake)
     own = described(experiment.case)
     longer = "; ".join(f"{what}: {words}" for what, words in described(case) if (what, words) not in own)
     kept = [finding for finding in found.findings if not finding.vague and finding.reason != "unknown"]
     return replace(found, findings=(Finding(reason, f"{names}: {words}"), *kept), longer=longer)
+
+
+def _shared(told: list[list[Told]]) -> str | None:
+    """Return the mistake that alone explains each of several cases, without its numbers; None if no one does."""
+    named = [{without_numbers(words) for _, words in possible} for possible in told]
+    shared = set.intersection(*named) if len(named) >= FEWEST_TOLD else set()
+    return shared.pop() if len(shared) == 1 else None
 
 
 def _wrong_outputs(experiment: StateExperiment) -> set[str]:
