@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
@@ -477,9 +478,10 @@ def _of_row(reading: Reading, cells: Cells, case: AttentionCase) -> Iterator[Fin
             yield replaced
             return
     for kind in _REASONS:
-        cells_of_kind = [cell for cell, other in reading.extra.items() if other == kind]
-        if cells_of_kind:
-            yield _attended(reading.row, kind, cells_of_kind, cells, case)
+        if cells_of_kind := [cell for cell, other in reading.extra.items() if other == kind]:
+            found = _attended(reading.row, kind, cells_of_kind, cells, case)
+            beside = kind == "foreign" and not reading.missing  # perhaps by the next row of the table
+            yield msgspec.structs.replace(found, vague=found.vague or beside)
     if reading.missing:
         yield _missed(reading, case)
     if reading.twice:
@@ -495,8 +497,8 @@ def _replaced(reading: Reading, cells: Cells, case: AttentionCase) -> Finding | 
     if missing and "foreign" in kinds and (len(missing) == len(reading.visible) or _same_places(reading, cells)):
         places = ((int(cells.block[cell]), int(cells.slot[cell])) for cell in reading.extra)
         others = sorted({cells.owners[place][0].sequence for place in places if place in cells.owners} - {row.sequence})
-        words = f"{_subject(row)} reads the keys of sequence {ranges(others)} in place of its own"
-        return Finding("foreign sequence", words)
+        what = f"reads the keys of sequence {ranges(others)} in place of its own"
+        return Finding("foreign sequence", f"{_subject(row)} {what}")
     enough = 0 < len(missing) <= len(reading.extra) + len(reading.twice)
     return _moved(reading, cells) if enough and (reading.twice or not kinds <= {"causal"}) else None
 
@@ -556,9 +558,7 @@ def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: Atte
     positions = sorted(owner.position for found in owners for owner in found)
     first, last = (positions[0], positions[-1]) if positions else (0, 0)
     subject, where, far = _subject(row), place_words(place, cells), row.position - last
-    without_it = positions[:1] == [0] and len(positions) == case.visibility.first(
-        row.position
-    )  # all that the window hides
+    without_it = positions[:1] == [0] and len(positions) == case.visibility.first(row.position)  # all it hides
     beyond = "one too far" if far == case.window else f"{far - case.window + 1} too far"
     window = f"distance {far}, {beyond}" if len(positions) == 1 or not without_it else "as if there were none"
     heads = ranges(int(cells.head[cell]) for cell in of_kind)

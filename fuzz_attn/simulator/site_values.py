@@ -230,13 +230,17 @@ class SiteValues:
         return f"{maker.variable or variable_of(value)}@{maker.location.line}{maker.name}{shape}"
 
 
+_POINTER: Final = re.compile(r"(?i)(?:_|^)(?:ptrs?|pointers?)$")
+"""How names of pointers end. The compiler gives them to their offsets too, which are no variables of the source."""
+
+
 def _final_names(site: Site) -> dict[Value, str]:
     """Return the values that are all of a variable, and not a part of the expression that it is set to."""
     found: dict[Value, str] = {}
     before: tuple[str, Value] | None = None
     for value in site.known:
         maker = site.kernel.makers.get(value)
-        if maker is None or maker.name == "arith.constant" or not maker.variable:
+        if maker is None or maker.name == "arith.constant" or not maker.variable or _POINTER.search(maker.variable):
             continue
         if before is not None and before[0] != maker.variable:
             found[before[1]] = before[0]
