@@ -98,6 +98,8 @@ class AtPlace(Candidate):
     key: Key = NOWHERE
     name: str = ""
     callers: tuple[Location, ...] | None = None
+    called: Location = UNKNOWN_LOCATION
+    """The line that tells these calls from others."""
     places: tuple[Location, ...] = ()
     element: str = ""
     """The type of the value's elements."""
@@ -160,11 +162,26 @@ class OfConstant(Candidate):
     name: str = ""
     number: OfTensor = NO_NUMBER
     place: Location = UNKNOWN_LOCATION
+    everywhere: bool = False
+    """Whether all kernels with a constant of this name get the number, as the launcher may make it once for all."""
 
     def of(self, arguments: dict[str, Any]) -> int | None:
         """Return the number for a launch; None where its tensor has no such axis."""
         tensor = arguments.get(self.number.tensor)
         return self.number.of(tensor) if isinstance(tensor, torch.Tensor) else None
+
+
+def in_all_kernels(constant: OfConstant) -> OfConstant:
+    """Return the same number for the constants of this name of all kernels."""
+    return replace(constant, everywhere=True)
+
+
+def telling_call(callers: tuple[Location, ...] | None, others: Iterable[tuple[Location, ...]]) -> Location:
+    """Return the innermost of some calls in which ``others`` that lead to the same place differ."""
+    differ = (
+        call for depth, call in enumerate(callers or ()) if any(each[depth : depth + 1] != (call,) for each in others)
+    )
+    return next(differ, UNKNOWN_LOCATION)
 
 
 def of_constants(launched: Launched) -> Iterator[OfConstant]:

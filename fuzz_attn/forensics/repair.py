@@ -31,12 +31,14 @@ from fuzz_attn.forensics.candidates import (
     OfGrid,
     OfTensor,
     along,
+    in_all_kernels,
     of_arguments,
     of_constants,
     of_grids,
     of_shared_arguments,
     passed_with,
     programs,
+    telling_call,
 )
 from fuzz_attn.forensics.explanation import Explanation, Finding, Repair
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS
@@ -48,7 +50,7 @@ from fuzz_attn.simulator.formulas import Array, Read, kind_of
 from fuzz_attn.simulator.kernel_changes import LIKE_ITS_OWN, MOVED, OTHER_LOAD, changes_of
 from fuzz_attn.simulator.range_changes import FROM_BEGIN
 from fuzz_attn.simulator.switches import NOT_HERE, Grid, Key, Site, Switches
-from fuzz_attn.ttir.ir import Location
+from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
 
 LAUNCHES: Final = 2500
 """Launches in which changes are tried, some 3 ms each."""
@@ -320,7 +322,7 @@ class RepairSearch:
             others, apart = candidate.others, self._kernels - {candidate.kernel, *candidate.kernels}
             switches.passing = lambda name, passed: passed if name in apart else passed_with(passed, others)
         elif isinstance(candidate, OfConstant):
-            switches.making = candidate.kernel, candidate.name, candidate.of
+            switches.making = None if candidate.everywhere else candidate.kernel, candidate.name, candidate.of
         elif isinstance(candidate, OfGrid):
             grown = candidate.grid
             switches.growing = lambda name, grid, passed: grown(grid, passed) if name == candidate.kernel else grid
@@ -405,8 +407,8 @@ class RepairSearch:
                 key = candidate.kernel, candidate.name, candidate.of(arguments)
                 if time.process_time() < until and key not in tried:
                     tried[key] = self._mends(candidate, smallest)
-                if tried.get(key) and all(self._mends(candidate, one) for one in trials):
-                    found.append(candidate)
+                tries = (candidate, in_all_kernels(candidate)) if tried.get(key) else ()
+                found += [one for one in tries if all(self._mends(one, trial) for trial in trials)][:1]
         return sorted(found, key=lambda one: one.order)
 
     def _effect_of(self, candidate: Candidate) -> object:
@@ -451,7 +453,7 @@ class RepairSearch:
                     at = AtPlace(order, change.old, change.new, key=site.key, name=name, callers=callers, places=whole)
                     at.element, at.loads = site.value.type.element, site.operation.name == "tt.load"
                     at.counts = kind_of(site.value.type) == "int" and not site.value.type.shape
-                    at.restores = name.startswith(FROM_BEGIN)
+                    at.restores, at.called = name.startswith(FROM_BEGIN), telling_call(callers, places[site.key])
                     found.setdefault((site.key, name, callers), at)
         self._kernels = {launched.kernel for launched in self._switches.launched}
         launches = self._switches.launched
@@ -569,10 +571,9 @@ def _described(candidate: Candidate) -> tuple[str, str, str, str]:
 
 def _called_at(candidate: Candidate) -> str:
     """Return the line of the call where a change is made only there; empty for others."""
-    if not isinstance(candidate, AtPlace) or not candidate.callers:
+    if not isinstance(candidate, AtPlace) or candidate.called in (UNKNOWN_LOCATION, place_of(candidate)):
         return ""
-    call = candidate.callers[0]
-    return "" if call == place_of(candidate) else f"{Path(call.file).name}:{call.line}"
+    return f"{Path(candidate.called.file).name}:{candidate.called.line}"
 
 
 def _in_short(candidate: Candidate) -> str:
