@@ -172,6 +172,7 @@ def _weights(weights: Array, rows: list[Row], cells: Array) -> tuple[tuple[float
     return tuple(tuple(round(float(weight), 6) if np.isfinite(weight) else -1.0 for weight in row) for row in picked)
 
 
+Rule: TypeAlias = tuple[bool, Reason, str, bool]
 Kind: TypeAlias = Literal["head", "stale", "tail", "causal", "window", "mask", "bias", "own", "foreign", "unowned"]
 """Where a cell lies that a row must not attend: in another KV head, a cache slot of a new token, behind the sequence's
 end, behind the row, before its window or chunk, hidden by a custom mask or by the bias, in another page of its
@@ -480,8 +481,9 @@ def _of_row(reading: Reading, cells: Cells, case: AttentionCase) -> Iterator[Fin
     for kind in _REASONS:
         if cells_of_kind := [cell for cell, other in reading.extra.items() if other == kind]:
             found = _attended(reading.row, kind, cells_of_kind, cells, case)
-            beside = kind == "foreign" and not reading.missing  # perhaps by the next row of the table
-            yield msgspec.structs.replace(found, vague=found.vague or beside)
+            if kind == "foreign" and not reading.missing:  # perhaps by the next row of the table
+                found = msgspec.structs.replace(found, words=f"{found.words}, beside all that it sees", vague=True)
+            yield found
     if reading.missing:
         yield _missed(reading, case)
     if reading.twice:
@@ -497,8 +499,8 @@ def _replaced(reading: Reading, cells: Cells, case: AttentionCase) -> Finding | 
     if missing and "foreign" in kinds and (len(missing) == len(reading.visible) or _same_places(reading, cells)):
         places = ((int(cells.block[cell]), int(cells.slot[cell])) for cell in reading.extra)
         others = sorted({cells.owners[place][0].sequence for place in places if place in cells.owners} - {row.sequence})
-        what = f"reads the keys of sequence {ranges(others)} in place of its own"
-        return Finding("foreign sequence", f"{_subject(row)} {what}")
+        words = f"reads the keys of sequence {ranges(others)} in place of its own"
+        return Finding("foreign sequence", f"{_subject(row)} {words}")
     enough = 0 < len(missing) <= len(reading.extra) + len(reading.twice)
     return _moved(reading, cells) if enough and (reading.twice or not kinds <= {"causal"}) else None
 
@@ -610,7 +612,7 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
     chunk = case.mask.size if isinstance(case.mask, Chunks) else 0
     ends_chunk = bool(chunk) and (row.position + 1) % chunk == 0 and len(visible) == chunk
     hidden = "the query-query bias, read at another place, may hide them"
-    rules: tuple[tuple[bool, Reason, str, bool], ...] = (
+    rules: tuple[Rule, ...] = (
         (_biased(case), "bias", hidden, True),
         (by_bits, "mask", "its bits of the custom mask are 1 there", False),
         (ahead, "window", f"within its window of two sides, which ends with key {row.end - 1}", False),
@@ -647,9 +649,7 @@ def _missed(reading: Reading, case: AttentionCase) -> Finding:
     return Finding(reason, f"{_subject(row)} misses {keys(missing)}: {words}", vague)
 
 
-def _edges(
-    missing: list[int], visible: tuple[int, ...], case: AttentionCase
-) -> Iterator[tuple[bool, Reason, str, bool]]:
+def _edges(missing: list[int], visible: tuple[int, ...], case: AttentionCase) -> Iterator[Rule]:
     """Yield what is missed by the edge of a tile or page at which it begins or ends."""
     first, last, page = missing[0], missing[-1], case.pages.block_size
     tile = case.launch.tile_size or SMALLEST_TILE

@@ -72,6 +72,14 @@ PLANTED = {
     "values_with_the_strides_of_keys": r"`the strides of keys in place of those of values` to `those of values`",
     # a constant that the launcher computes
     "chunk_of_the_query_type": r"`constant X of kernel_paged_attention_2d` to `keys\.ptr\.shape\[4\]`",
+    # a constant that the launcher computes once for two kernels
+    "chunk_of_the_query_type_in_two_kernels": r"`constant X of kernel_paged_attention_2d` to `keys\.ptr\.shape\[4\]`",
+    # an offset that has the name of its pointer in the IR
+    "heads_of_the_output_assumed_dense": r"merge_states\.py:\d+, `head \* 16` to `head \* partial_outputs_stride_head`",
+    # the second of two calls that lead to one place
+    "context_to_the_end_of_the_keys": r"`minimum\(context_len, key_end\)` where context_attention\.py:\d+ calls it",
+    # a place that no finding names
+    "context_of_all_keys": r"scores\.py:\d+, `\(seq_len \+ last_query\) \+ 1` to `seq_len`",
     # a comparison that is another one of its line in kernels with other constants
     "empty_splits_are_read": r"`.* >= 0` to `.* > 0`",
     # a constant by its own name, on the line of the call that passes it
