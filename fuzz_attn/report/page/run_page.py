@@ -23,6 +23,7 @@ from fuzz_attn.backends import configurations
 from fuzz_attn.binding.conventions import parameters_of
 from fuzz_attn.case import not_drawn
 from fuzz_attn.engine.listeners.results import LEAST_JUDGED
+from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.errors import OutputError
 from fuzz_attn.foreign_files import write_new
 from fuzz_attn.report import mask_gaps
@@ -145,8 +146,15 @@ def _facts(log: RunLog) -> list[str]:
         *began,
         f"{took} on {safe(statistics.backend or 'no backend')}",
         f"seed {statistics.seed}",
-        *([f"{count(statistics.failing, 'case')} failed"] if statistics.failing else []),
+        *([f"{_of_cases(statistics)} failed"] if statistics.failing else []),
     ]
+
+
+def _of_cases(statistics: Statistics) -> str:
+    """Return how many of the cases failed: a failure is a bug that several of them may show, or a saved file."""
+    few = statistics.failing <= statistics.cases
+    of = f"{number(statistics.failing)} of {count(statistics.cases, 'case')}"
+    return of if few else count(statistics.failing, "case")
 
 
 def _next(log: RunLog, failures: Sequence[ShownFailure]) -> tuple[str, str]:
