@@ -198,7 +198,9 @@ def ablation_findings(lab: Lab, found: Recovered, seen: Comparison) -> Iterator[
         except ProbeError:
             continue
         if without is not None and not (without.far if found.far.any() else without.wrong).any():
-            what = f"{row.words}, head {row.head}: its weights are {'NaN' if lost else 'wrong'}, and right {words}"
+            # A scale that values have wrongly is a factor of their weights here.
+            whose = "its weights, or the scale of its values," if reason == "scale" else "its weights"
+            what = f"{row.words}, head {row.head}: {whose} are {'NaN' if lost else 'wrong'}, and right {words}"
             if reason == "soft cap":
                 what += f" (its largest score is {_largest_score(seen, row) / lab.case.softcap:.4g} times that)"
             if reason == "scale" and not beyond(found.actual, without.expected, without.bound)[..., cells].any():
