@@ -93,14 +93,15 @@ def agreeing(actual: Array, value: Array, bound: Array, wrong: Array, others: di
 def _others(lab: Lab, value: Array) -> dict[str, Array]:
     """Return by their words the log-sum-exps that other formulas give where ``value`` is right."""
     largest = _largest(lab)
-    return {
-        **_with_other_sinks(lab, value, largest),
-        "in base 2 and not in base e": value / math.log(2.0),
-        "in base e and not in base 2": value * math.log(2.0),
-        "without the largest logit, which was subtracted": value - largest,
-        ONLY_LARGEST: largest,
-        "the largest logit and a logarithm in base 2": largest + (value - largest) / math.log(2.0),
-    }
+    with np.errstate(invalid="ignore"):  # rows without keys, whose numbers are infinite
+        return {
+            **_with_other_sinks(lab, value, largest),
+            "in base 2 and not in base e": value / math.log(2.0),
+            "in base e and not in base 2": value * math.log(2.0),
+            "without the largest logit, which was subtracted": value - largest,
+            ONLY_LARGEST: largest,
+            "the largest logit and a logarithm in base 2": largest + (value - largest) / math.log(2.0),
+        }
 
 
 def _with_other_sinks(lab: Lab, value: Array, largest: Array) -> dict[str, Array]:

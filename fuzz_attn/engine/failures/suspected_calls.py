@@ -43,8 +43,8 @@ def as_sequence(
     """Return a sequence of calls that shows a failure in each fresh process, what it shows there, and the verdict.
 
     What is kept wrongly may show in another way in each sequence, so any failure counts that the case does not show
-    ``alone``. None where none of those of a ``domain`` fails that the case and the cases ``before`` it suggest. It
-    takes longer where the target is seen to keep something (``keeps``).
+    ``alone``. The case and the cases ``before`` it suggest sequences; those outside of the ``domain`` are left out.
+    Returns None if no sequence fails. The search takes longer where the target is seen to keep something (``keeps``).
     """
     other = {"crash", HANG, *map(class_of, failures_of(alone))} - {failure_class}
     if failure_class in ("crash", HANG):

@@ -112,7 +112,7 @@ def _of_near_cases(experiment: StateExperiment, kind: Kind, found: Explanation) 
 
 
 def _shared(told: list[list[Told]]) -> str | None:
-    """Return the mistake that alone explains each of several cases, without its numbers; None if no one does."""
+    """Return the mistake that alone explains each of several cases, without its numbers; None if none does."""
     named = [{without_numbers(words) for _, words in possible} for possible in told]
     shared = set.intersection(*named) if len(named) >= FEWEST_TOLD else set()
     return shared.pop() if len(shared) == 1 else None
