@@ -49,7 +49,7 @@ def _moved_columns(lab: Lab) -> Iterator[Finding]:
     columns = np.arange(lab.case.heads.head_size_v)
     read = _columns_read(lab, columns)
     for row in rows_of_case(lab.case):
-        wrong = np.flatnonzero(read[row.token, row.head] != columns)
+        wrong = np.flatnonzero((read[row.token, row.head] != columns) & ~lab.untouched["out"][row.token, row.head])
         if len(wrong):
             first = int(wrong[0])
             source = int(read[row.token, row.head, first])

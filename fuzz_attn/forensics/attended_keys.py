@@ -5,7 +5,7 @@ The weights are recovered from its outputs for unit vectors as values. With all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, TypeAlias
@@ -32,7 +32,7 @@ from fuzz_attn.forensics.explanation import (
     rows_of_case,
 )
 from fuzz_attn.forensics.lab import FAR, PACKED, Array, Cells, Lab, beyond, by_row, without_scores
-from fuzz_attn.inputs.batch_rows import custom_masks, sees
+from fuzz_attn.inputs.batch_rows import sees
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 NARROW: Final = 128.0
@@ -197,10 +197,7 @@ ATTENDED: Final = 0.3
 """Share of a row's largest weight from which a cell counts as attended; all scores are equal."""
 TWICE: Final = 1.6
 """Weights beyond this many times the smallest are those of keys that count twice."""
-TELLING_BITS: Final = 6
-"""With fewer bits of later sequences, those of another sequence may be equal by chance."""
-MOST_BITS: Final = 1 << 13
-"""Bits of all masks up to which each place is tried as the beginning of one."""
+HIDDEN_BY_ITS_BIT: Final = "hidden by the custom mask, whose bit is 0 there"
 EVEN: Final = 0.05
 """How far a number may be from a whole one, and weights from each other."""
 MOST_SURPLUS: Final = 256
@@ -391,66 +388,6 @@ def _uneven(reading: Reading, found: Recovered, case: AttentionCase) -> Finding 
     return Finding("segment" if parts else "tile", f"{what}, with equal scores: {why}")
 
 
-def _attended_by(row: Row, found: Recovered) -> Array:
-    """Return for each key of a sequence up to the end of a row whether the row attends it."""
-    weights = np.nan_to_num(
-        found.actual[row.token, row.head, found.cells.keys_of(row.sequence, row.kv_head)[: row.end]]
-    )
-    attended: Array = weights > ATTENDED * max(float(weights.max(initial=0.0)), 1e-6)
-    return attended
-
-
-def mask_row_findings(found: Recovered, case: AttentionCase) -> list[Finding]:
-    """Return that the rows of a custom mask are read as if they had another length, or as if they began elsewhere.
-
-    Only if that gives what is attended. It is vague where several lengths do, or few bits tell.
-    """
-    bits = custom_masks(case)
-    if not bits:
-        return []
-    memory, starts = np.concatenate([each.reshape(-1) for each in bits]), np.cumsum([0, *(each.size for each in bits)])
-    attended = [(row, _attended_by(row, found)) for row in rows_of_case(case)]
-
-    def reads(first: Callable[[Row], int], sequence: int | None = None) -> bool:
-        """Return whether each row, of one sequence if one is given, attends the keys of the bits from its place on."""
-        for row, keys_of_row in (each for each in attended if sequence in (None, each[0].sequence)):
-            places = first(row) + np.arange(row.end)
-            read = (memory[np.clip(places, 0, len(memory) - 1)] != 0) & (places >= 0)
-            if sequence is not None:  # what lies behind the mask's bits is not known
-                read = np.where(places < len(memory), read, keys_of_row)
-            if not np.array_equal(read, keys_of_row):
-                return False
-        return True
-
-    def of_length(length: int) -> Callable[[Row], int]:
-        added = length - case.max_seq_len
-        return lambda row: starts[row.sequence] + row.query * (case.sequences[row.sequence].seq_len + added)
-
-    lengths = [length for length in range(2 * case.max_seq_len + 2) if reads(of_length(length))]
-    if len(bits) > 1 and not lengths and reads(lambda row: row.query * case.sequences[row.sequence].seq_len):
-        words = "the custom mask of each sequence is read from the first bit of all, which is that of sequence 0"
-        return [Finding("mask", words, vague=len(memory) - starts[1] < TELLING_BITS)]
-    for index, mask in enumerate(bits if not lengths and len(memory) <= MOST_BITS else []):
-        places = [
-            place
-            for place in range(len(memory) - mask.size // 2)
-            if reads(lambda row, place=place, size=mask.shape[-1]: place + row.query * size, index)  # type: ignore[misc]
-        ]
-        if len(places) == 1 and places[0] != starts[index] and mask.size >= TELLING_BITS:
-            words = f"the custom mask of sequence {index} is read from bit {places[0]}, and begins with {starts[index]}"
-            return [Finding("mask", words)]
-    wrong = sorted(length - case.max_seq_len for length in lengths if length != case.max_seq_len)
-    if not wrong or case.max_seq_len in lengths:
-        return []
-    longest = max(case.sequences, key=lambda sequence: sequence.seq_len)
-    named = {"context": longest.context_len, "new tokens": longest.query_len}
-    seen = [f"{longest.seq_len + each} bits" for each in wrong[:3]]
-    which = [name for name, length in named.items() if length - longest.seq_len == wrong[0]]
-    why = f", the number of its {which[0]}" if which and len(wrong) == 1 else ""
-    words = f"rows of the custom mask are read as if they had {' or '.join(seen)}{why}, and have {longest.seq_len}"
-    return [Finding("mask", words, vague=len(wrong) > 1)]
-
-
 def _of_sums(counted: list[Reading], case: AttentionCase) -> Finding:
     """Return what is wrong with rows that attend the right keys with a wrong sum of their weights."""
     totals = [reading.total for reading in counted]
@@ -570,7 +507,7 @@ def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: Atte
     words: dict[Kind, str] = {
         "causal": f"{what}: hidden by causality ({behind})",
         "window": _outside_window(what, row, positions, window, case) if positions else what,
-        "mask": f"{what}: hidden by the custom mask, whose bit is 0 there",
+        "mask": f"{what}: {HIDDEN_BY_ITS_BIT}",
         "bias": f"{what}: hidden by the query-query bias, which is -inf there",
         "tail": f"{what}: behind the sequence's end ({count(case.sequences[row.sequence].seq_len, 'key')}), in {where}",
         "stale": f"{what} from the cache, in {where}, which is stale there",
@@ -579,13 +516,19 @@ def _attended(row: Row, kind: Kind, of_kind: list[int], cells: Cells, case: Atte
         "foreign": f"{subject} attends key {first} of sequence {sequence}",
         "unowned": f"{subject} attends {where}, which belongs to no sequence",
     }
-    return Finding(reason_of(kind), words[kind], vague=kind == "window" and without_it and len(positions) == 1)
+    last_alone = [case.sequences[row.sequence].seq_len - 1] == positions == [row.end]  # or as if there were no end
+    alone = (without_it and len(positions) == 1) or last_alone
+    return Finding(reason_of(kind), words[kind], vague=kind == "window" and alone)
 
 
 def _outside_window(what: str, row: Row, positions: list[int], window: str, case: AttentionCase) -> str:
     """Return in words that a row attends keys outside of its window or chunk."""
     if positions[-1] >= row.end:
-        return f"{what}: hidden by a window of two sides, which ends with key {row.end - 1}"
+        too_far = positions[-1] - row.end + 1
+        all_behind = positions[-1] == case.sequences[row.sequence].seq_len - 1
+        beyond = f"{too_far} too far" if not all_behind else "as if it had no end there" if too_far > 1 else ""
+        ends = f"hidden by a window of two sides, which ends with key {row.end - 1}"
+        return f"{what}: {ends}" + (f" ({beyond})" if beyond else "")
     if not case.window or row.position - positions[-1] < case.window:  # then the window hides no such key
         return f"{what}: hidden by its chunk, which begins with key {case.visibility.first(row.position)}"
     return f"{what}: hidden by the window of {case.window} ({window})"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
+from triton import next_power_of_2
 
-from fuzz_attn.simulator.site_values import are_both_strides, similar
+from fuzz_attn.simulator.site_values import are_both_strides, like_constants, similar
 from fuzz_attn.simulator.switches import NOWHERE, Grid, Key, Launched
 from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
 
@@ -17,6 +18,10 @@ MOSTLY: Final = 0.95
 """A change is chance if it gives a very different number in this share of the launches that were right without it."""
 MOSTLY_UNLIKELY: Final = 0.5
 """The same for an unlikely change, such as one that adds a variable."""
+UNLIKE: Final = -0.5
+"""The rank of the number that another kernel has under the same name."""
+PADDED: Final = 0.5
+"""The rank of the next power of two for a number that is below it."""
 CONSTANT: Final = 1.5
 """The rank of another number for a constant, which costs a new program."""
 UNLIKELY: Final = 3.0
@@ -42,7 +47,32 @@ class OfTensor(NamedTuple):
         return numbers[self.axis] if self.axis < len(numbers) else None
 
 
-Other: TypeAlias = str | int | OfTensor
+class OfLaunch(NamedTuple):
+    """An argument or a constant of a kernel that the same call launched before."""
+
+    kernel: str
+    name: str
+
+    @property
+    def words(self) -> str:
+        """The number in words."""
+        return f"that of {self.kernel}"
+
+
+class RoundedUp(NamedTuple):
+    """The next power of two of a constant of the same launch."""
+
+    constant: str
+
+    @property
+    def words(self) -> str:
+        """The number in words."""
+        return f"{short_name(self.constant)} rounded up to a power of two"
+
+
+Other: TypeAlias = str | int | OfTensor | OfLaunch
+Latest: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""The arguments and constants of the latest launch of each kernel."""
 
 
 @dataclass(eq=False)
@@ -120,6 +150,11 @@ class OfArguments(Candidate):
     others: tuple[tuple[str, Other], ...] = ()
     place: Location = UNKNOWN_LOCATION
 
+    @property
+    def is_of_stages(self) -> bool:
+        """Whether it lets a kernel agree with one that is launched before it."""
+        return any(isinstance(other, OfLaunch) for _, other in self.others)
+
 
 @dataclass(eq=False)
 class OfGrid(Candidate):
@@ -160,20 +195,92 @@ class OfConstant(Candidate):
 
     kernel: str = ""
     name: str = ""
-    number: OfTensor = NO_NUMBER
+    number: OfTensor | OfLaunch | RoundedUp = NO_NUMBER
     place: Location = UNKNOWN_LOCATION
-    everywhere: bool = False
-    """Whether all kernels with a constant of this name get the number, as the launcher may make it once for all."""
+    kernels: tuple[str, ...] = ()
+    """All kernels that get the number, where the launcher may make it once for several."""
 
-    def of(self, arguments: dict[str, Any]) -> int | None:
-        """Return the number for a launch; None where its tensor has no such axis."""
-        tensor = arguments.get(self.number.tensor)
+    def of(self, given: Mapping[str, Any], latest: Latest) -> int | None:
+        """Return the number for a launch with some arguments and constants; None where these do not tell it."""
+        if isinstance(self.number, OfLaunch):
+            return _number(latest.get(self.number.kernel, {}).get(self.number.name))
+        if isinstance(self.number, RoundedUp):
+            number = _number(given.get(self.number.constant))
+            return None if number is None else next_power_of_2(number)
+        tensor = given.get(self.number.tensor)
         return self.number.of(tensor) if isinstance(tensor, torch.Tensor) else None
 
 
-def in_all_kernels(constant: OfConstant) -> OfConstant:
+def _number(value: Any) -> int | None:
+    return value if value.__class__ is int else None
+
+
+def short_name(name: str) -> str:
+    """Return the name of a parameter, or of its part where it is a tuple.
+
+    >>> short_name("tiling.TILE_SIZE")
+    'TILE_SIZE'
+    """
+    return name.rpartition(".")[2]
+
+
+def in_all_kernels(constant: OfConstant, launches: Iterable[Launched]) -> OfConstant:
     """Return the same number for the constants of this name of all kernels."""
-    return replace(constant, everywhere=True)
+    kernels = (launched.kernel for launched in launches if constant.name in launched.constants)
+    return replace(constant, kernels=tuple(dict.fromkeys(kernels)))
+
+
+def of_unlike_numbers(launches: Sequence[Launched]) -> Iterator[OfArguments | OfConstant]:
+    """Yield the number of a kernel that was launched before, for a constant or an argument of the same name.
+
+    Stages of one computation that disagree in it, such as in the size of a tile, divide their work in unlike ways.
+    """
+    seen = set[tuple[str, str, str]]()
+    for index, launched in enumerate(launches):
+        for before in launches[:index]:
+            numbers = _numbers_by_name(before)
+            for name, value in _numbers_of(launched):
+                other = numbers.get(short_name(name).lower())
+                pair = (launched.kernel, name, before.kernel)
+                if other is None or other[1] == value or launched.kernel == before.kernel or pair in seen:
+                    continue
+                seen.add(pair)
+                number = OfLaunch(before.kernel, other[0])
+                yield _of_number(launched, name, number, UNLIKE)
+
+
+def of_padded_constants(launched: Launched) -> Iterator[OfConstant]:
+    """Yield the next power of two of a constant for a like one that is smaller, as a tile of all its elements is."""
+    for name, value in launched.constants.items():
+        for other, least in launched.constants.items():
+            if value < least and like_constants(name, other) and next_power_of_2(value) == value > 0:
+                yield _of_constant(launched, name, RoundedUp(other), PADDED)
+
+
+def _numbers_of(launched: Launched) -> Iterator[tuple[str, int]]:
+    """Yield the constants and the whole numbers that a kernel is launched with; those of memory differ rightly."""
+    passed = ((name, value) for (name, type_), value in launched.arguments.items() if type_ in ("i32", "i64"))
+    for name, value in (*launched.constants.items(), *passed):
+        if "stride" not in name and value.__class__ is int:
+            yield name, value
+
+
+def _numbers_by_name(launched: Launched) -> dict[str, tuple[str, int]]:
+    return {short_name(name).lower(): (name, value) for name, value in _numbers_of(launched)}
+
+
+def _of_number(launched: Launched, name: str, number: OfLaunch, order: float) -> OfArguments | OfConstant:
+    if name in launched.constants:
+        return _of_constant(launched, name, number, order)
+    found = OfArguments(order, name, number.words, kernel=launched.kernel, others=((name, number),))
+    found.place, found.counts = launched.location, True
+    return found
+
+
+def _of_constant(launched: Launched, name: str, number: OfTensor | OfLaunch | RoundedUp, order: float) -> OfConstant:
+    found = OfConstant(order, short_name(name), number.words, kernel=launched.kernel)
+    found.name, found.number, found.place = name, number, launched.location
+    return found
 
 
 def telling_call(callers: tuple[Location, ...] | None, others: Iterable[tuple[Location, ...]]) -> Location:
@@ -191,10 +298,7 @@ def of_constants(launched: Launched) -> Iterator[OfConstant]:
             number = OfTensor(tensor, "shape", axis)
             for constant, value in launched.constants.items():
                 if value > 1 and number.of(given) not in (0, value):
-                    order = CONSTANT + (not similar(constant, tensor))
-                    found = OfConstant(order, constant.rpartition(".")[2], number.words, kernel=launched.kernel)
-                    found.name, found.number, found.place = constant, number, launched.location
-                    yield found
+                    yield _of_constant(launched, constant, number, CONSTANT + (not similar(constant, tensor)))
 
 
 def along(grid: Grid, axis: int, number: int) -> Grid:
@@ -291,7 +395,7 @@ def _same(value: Any, other: Any) -> bool:
     return not isinstance(other, torch.Tensor) and bool(value == other)
 
 
-def passed_with(passed: dict[str, Any], others: Iterable[tuple[str, Other]]) -> dict[str, Any]:
+def passed_with(passed: dict[str, Any], others: Iterable[tuple[str, Other]], latest: Latest) -> dict[str, Any]:
     """Return the arguments of a launch with others in their place."""
     changed = dict(passed)
     for name, other in others:
@@ -300,6 +404,9 @@ def passed_with(passed: dict[str, Any], others: Iterable[tuple[str, Other]]) -> 
         elif name in passed and isinstance(other, OfTensor):
             number = other.of(passed[other.tensor]) if other.tensor in passed else None
             changed[name] = passed[name] if number is None else number
+        elif name in passed and isinstance(other, OfLaunch):
+            known = _number(latest.get(other.kernel, {}).get(other.name))
+            changed[name] = passed[name] if known is None else known
         elif name in passed and isinstance(other, str) and other in passed:
             changed[name] = passed[other]
     return changed

@@ -16,7 +16,7 @@ from fuzz_attn.case.domain import unpromised
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
-from fuzz_attn.case.recipes import Chunks, NormalScores
+from fuzz_attn.case.recipes import CAUSAL, Chunks, NormalScores
 from fuzz_attn.errors import CaseError, FuzzAttnError
 from fuzz_attn.forensics.accesses import CACHES, NAMES, accessed
 from fuzz_attn.forensics.explanation import Explanation, Finding, count, ranges, told_apart, without_numbers
@@ -25,7 +25,8 @@ from fuzz_attn.forensics.lab import SECONDS
 from fuzz_attn.forensics.missing_launches import missing_launch, small_block
 from fuzz_attn.forensics.overwritten_rows import overwritten_rows, writer_of_padding
 from fuzz_attn.forensics.padded_stores import gap_for, padded_store
-from fuzz_attn.forensics.wrong_outputs import PADDED_ROWS
+from fuzz_attn.forensics.rejections import rejection_findings
+from fuzz_attn.forensics.wrong_outputs import PADDED_ROWS, READ_AS
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
@@ -209,6 +210,11 @@ def _explained(experiment: Experiment, relation: str | None) -> Explanation:
     failures = [verdict for verdict in all_failures(experiment, relation) if not verdict.passed]
     if not failures:
         return Explanation((Finding("unknown", "the case passes, so there is nothing to explain"),))
+    rejected = rejection_findings(experiment)
+    return Explanation(rejected, launches=1) if rejected else _of_failures(experiment, relation, failures)
+
+
+def _of_failures(experiment: Experiment, relation: str | None, failures: list[Verdict]) -> Explanation:
     until = time.process_time() + SECONDS
     found = Inquiry(experiment, failures, until).explanation()
     accesses = bool(experiment.first.observations) or any(verdict.kind == WRITTEN_OUTSIDE for verdict in failures)
@@ -232,9 +238,26 @@ def _explained(experiment: Experiment, relation: str | None) -> Explanation:
         return (
             _row_of_an_empty_sequence(experiment, found)
             or _hidden_by_no_window(experiment, found)
+            or _beside_chunks(experiment, found)
             or _of_siblings(experiment, found, until)
         )
-    return _of_scores_too(experiment, found, until) or _of_later_pages(experiment, found)
+    return (
+        _beside_chunks(experiment, found)
+        or _of_scores_too(experiment, found, until)
+        or _of_later_pages(experiment, found)
+    )
+
+
+def _beside_chunks(experiment: Experiment, found: Explanation) -> Explanation | None:
+    """Return that a window is wrong only beside chunks, where the case passes without them."""
+    case = experiment.case
+    if found.reason != "window" or not case.window or not isinstance(case.mask, Chunks):
+        return None
+    if _failures_of(experiment.with_target(replace(case, mask=CAUSAL), experiment.target)) != []:
+        return None
+    first = found.findings[0]
+    words = f"{first.words}; right without chunks: beside them the window is not applied"
+    return msgspec.structs.replace(found, findings=(msgspec.structs.replace(first, words=words), *found.findings[1:]))
 
 
 def _of_scores_too(experiment: Experiment, found: Explanation, until: float) -> Explanation | None:
@@ -525,7 +548,7 @@ def _told(experiment: Experiment, case: AttentionCase, until: float) -> Explanat
 
 def _joined(case: AttentionCase, other: AttentionCase, found: Explanation, told: Explanation) -> Explanation:
     """Return the findings of a larger case, then those of the case itself without its guesses, which that one ends."""
-    own = [finding for finding in found.findings if not finding.vague]
+    own = [each for each in found.findings if not (each.vague or each.words.startswith(READ_AS))]  # that shows in all
     first = told.findings[0]
     if not first.cause:
         first = msgspec.structs.replace(first, cause=found.findings[0].cause)

@@ -134,7 +134,8 @@ Reason: TypeAlias = Literal[
 - an ``address``: strides, offsets, columns;
 - elements that are never written, or written that must not be (``unwritten``);
 - an element that two programs, or two lanes of one, use without an order, and one of them writes (``race``);
-- an ``operation`` of the kernel, or an argument, that should be another one, as a change shows that makes all right;
+- an ``operation`` of the kernel, or an argument, that should be another one, as a change shows that makes all right, or
+  that Triton does not compile;
 - something that an ``earlier call`` of the target has left;
 - an argument in an unusual form that is neither read rightly nor refused (``contract``);
 - only the size of the errors is wrong (``arithmetic``);

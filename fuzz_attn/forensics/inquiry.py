@@ -22,11 +22,11 @@ from fuzz_attn.forensics.addresses import (
 )
 from fuzz_attn.forensics.attended_keys import (
     DEEPEST,
+    HIDDEN_BY_ITS_BIT,
     Recovered,
     heatmap_of,
     long_findings,
     mask_findings,
-    mask_row_findings,
     readings,
     recovered,
 )
@@ -35,6 +35,7 @@ from fuzz_attn.forensics.explanation import Explanation, Finding, Heatmap, Reaso
 from fuzz_attn.forensics.lab import Array, Lab, by_row, without_scores
 from fuzz_attn.forensics.leaks import leak_findings
 from fuzz_attn.forensics.log_sums import keyless_findings, log_sum_findings
+from fuzz_attn.forensics.mask_bits import mask_row_findings, of_parts
 from fuzz_attn.forensics.score_mistakes import score_findings, softcap_order_findings
 from fuzz_attn.forensics.score_terms import Comparison, ablation_findings, comparison_of, softcap_findings
 from fuzz_attn.forensics.softmaxes import (
@@ -195,7 +196,8 @@ class Inquiry:
         found = undivided_findings(uniform, case) or mask_findings(uniform, case, wrong_rows)
         with contextlib.suppress(ProbeError):
             found = list(softcap_findings(self.lab, found)) or found
-        return [*(mask_row_findings(uniform, case) if found else []), *found]
+        told = [of_parts(uniform, case, each) if each.words.endswith(HIDDEN_BY_ITS_BIT) else each for each in found]
+        return [*(mask_row_findings(uniform, case) if found else []), *told]
 
     def _with_leaks(self, found: list[Finding]) -> list[Finding]:
         """Return findings and where NaN and infinity come from, which the time may be too short to tell."""
@@ -279,7 +281,7 @@ class Inquiry:
 
     def _arithmetic(self) -> Iterator[Finding]:
         oracle = next((verdict for verdict in self.failures if verdict.property_name == "oracle"), None)
-        if self.natural is None or self.natural.far.any() or oracle is None or oracle.ratio is None:
+        if self.natural is None or self.natural.far.any() or oracle is None or not oracle.ratio or oracle.ratio <= 1:
             return
         yield Finding(
             "arithmetic",

@@ -35,6 +35,10 @@ TURN: Final = 12
 """The other near cases repeat after so many: a few of each round differ in more than the rest."""
 OF_LONG: Final = 8
 """The place in a round of a case with more than a tile; in the first round, in another number of segments."""
+OF_WIDE: Final = 4
+"""The place of a long case whose window, where it has one, is wider than a tile or a segment."""
+WIDE: Final = 50
+"""That window, in keys."""
 OF_VALUES: Final = 3
 """The place of a case whose values have another size."""
 OF_HEADS: Final = 10
@@ -110,6 +114,8 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
         seed=number,
     )
     near = _in_other_segments(near) if is_long and number < TURN else near
+    if number < PLAIN and number % TURN == OF_WIDE and case.window:
+        near = replace(near, window=WIDE)
     near = _with_other_values(near) if number < PLAIN and number % TURN == OF_VALUES else near
     near = _with_other_heads(near) if number < PLAIN and number % TURN == OF_HEADS else near
     return _in_other_memory(_scaled(near, chance), chance) if number % 2 else near

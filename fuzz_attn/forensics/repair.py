@@ -23,31 +23,32 @@ from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.forensics.candidates import (
-    UNLIKELY,
     AtPlace,
     Candidate,
     OfArguments,
     OfConstant,
     OfGrid,
+    OfLaunch,
     OfTensor,
     along,
     in_all_kernels,
     of_arguments,
     of_constants,
     of_grids,
+    of_padded_constants,
     of_shared_arguments,
+    of_unlike_numbers,
     passed_with,
     programs,
     telling_call,
 )
-from fuzz_attn.forensics.explanation import Explanation, Finding, Repair
-from fuzz_attn.forensics.inquiry import MOST_FINDINGS
+from fuzz_attn.forensics.explanation import Explanation, Repair
 from fuzz_attn.forensics.near_cases import Kind, healthy_cases, near_cases
 from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.properties.experiment import Experiment, Launch
 from fuzz_attn.simulator.condition_changes import Change
 from fuzz_attn.simulator.formulas import Array, Read, kind_of
-from fuzz_attn.simulator.kernel_changes import LIKE_ITS_OWN, MOVED, OTHER_LOAD, changes_of
+from fuzz_attn.simulator.kernel_changes import LIKE_ITS_OWN, OTHER_LOAD, changes_of
 from fuzz_attn.simulator.range_changes import FROM_BEGIN
 from fuzz_attn.simulator.switches import NOT_HERE, Grid, Key, Site, Switches
 from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
@@ -80,12 +81,6 @@ VISITS: Final = 6
 """Values at a site by which changes are told apart: of those that give the same, only one is tried where it fails."""
 SLIGHTLY: Final = 0.5
 """How much longer programs may run that were right, with a change that mends a loop and does not avoid one."""
-MANY_FAILED: Final = 10
-"""Launches that were wrong and that a likely change makes right, for it to be shown though few were right."""
-LIKELY: Final = 2.0
-"""The rank below which it is shown then."""
-ODD: Final = 5.0
-"""The rank of one that divides or limits an integer by another one that has nothing to do with it."""
 LIKELIEST: Final = 1.0
 """The rank below which a change, such as < for <=, is shown beside a sure cause though few launches were right."""
 AS_LIKELY: Final = 0.5
@@ -98,6 +93,15 @@ INTEGERS_LATER: Final = 1.5
 """What the rank of a change of an integer grows by where the keys are right and their weights are not."""
 MOST_PROGRAMS: Final = 32
 """Up to so many more programs are tried one by one, to find the fewest that make a launch right."""
+BY_SURPLUS: Final = frozenset({"out_of_bounds", "uninitialised", "race", "overflow"})
+"""What sanitizers find of a program that has no row."""
+PLACES: Final = frozenset({"page", "address", "head mapping", "foreign sequence"})
+OF_PLACES: Final = PLACES | {"segment", "tail", "unknown", "unwritten"}
+"""Reasons that a constant which addresses are made of may have."""
+OF_NUMBERS: Final = frozenset({"sink", "slope", "soft cap", "scale", "denominator"})
+"""What is read from numbers, which other mistakes may give too."""
+OF_SUMS: Final = frozenset({"segment", "tile", "arithmetic"})
+"""What sums of weights tell where the keys are right."""
 LOOPS: Final = 8
 """How many times as many values a changed launch may compute."""
 LOOPS_OF_GRIDS: Final = 64
@@ -150,7 +154,7 @@ def _is_guess(candidate: Candidate) -> bool:
     """Return whether a change is one of an argument that its own tensor does not tell: the kernel may be wrong too."""
     if not isinstance(candidate, OfArguments):
         return False
-    return not all(isinstance(other, OfTensor) for _, other in candidate.others)
+    return not all(isinstance(other, (OfTensor, OfLaunch)) for _, other in candidate.others)
 
 
 class RepairSearch:
@@ -159,9 +163,11 @@ class RepairSearch:
     def __init__(
         self, experiment: Experiment, relation: str | None, kind: Kind, found: Explanation | None = None
     ) -> None:
-        self.keys_are_right = found is not None and found.keys_are_right
-        self.of_numbers = self.keys_are_right and found is not None and found.reason in _OF_NUMBERS | _OF_SUMS
-        self.of_places = found is not None and found.reason in _OF_PLACES
+        self._is_outside = any(each.kind == "out_of_bounds" for each in experiment.first.observations)
+        # Loops that read outside read too much, though what rows attend may be right.
+        self.keys_are_right = found is not None and found.keys_are_right and not self._is_outside
+        self.of_numbers = self.keys_are_right and found is not None and found.reason in OF_NUMBERS | OF_SUMS
+        self.of_places = found is not None and found.reason in OF_PLACES
         self.experiment = experiment
         self.kind = kind
         self.relation = relation
@@ -174,7 +180,6 @@ class RepairSearch:
         self._chosen: Candidate | None = None
         self._kernels: set[str] = set()
         self._observed = {each.site for each in experiment.first.observations}
-        self._is_outside = any(each.kind == "out_of_bounds" for each in experiment.first.observations)
         self._differs, self._by = False, 0.0
         self.found: list[Candidate] = []
 
@@ -320,9 +325,11 @@ class RepairSearch:
         switches.chosen, switches.passing, switches.growing, switches.making = {}, None, None, None
         if isinstance(candidate, OfArguments):
             others, apart = candidate.others, self._kernels - {candidate.kernel, *candidate.kernels}
-            switches.passing = lambda name, passed: passed if name in apart else passed_with(passed, others)
+            latest = switches.latest
+            switches.passing = lambda name, passed: passed if name in apart else passed_with(passed, others, latest)
         elif isinstance(candidate, OfConstant):
-            switches.making = None if candidate.everywhere else candidate.kernel, candidate.name, candidate.of
+            kernels = frozenset(candidate.kernels or (candidate.kernel,))
+            switches.making = kernels, candidate.name, partial(candidate.of, latest=switches.latest)
         elif isinstance(candidate, OfGrid):
             grown = candidate.grid
             switches.growing = lambda name, grid, passed: grown(grid, passed) if name == candidate.kernel else grid
@@ -401,13 +408,14 @@ class RepairSearch:
         tried: dict[tuple[str, str, int | None], bool] = {}
         found: list[Candidate] = []
         until = time.process_time() + SECONDS_OF_CONSTANTS
-        for launched in list(self._switches.launched):
+        launches = list(self._switches.launched)
+        for launched in launches:
             arguments = {name: value for (name, _), value in launched.arguments.items()}
             for candidate in sorted(of_constants(launched), key=lambda one: one.order):
-                key = candidate.kernel, candidate.name, candidate.of(arguments)
+                key = candidate.kernel, candidate.name, candidate.of(arguments, {})
                 if time.process_time() < until and key not in tried:
                     tried[key] = self._mends(candidate, smallest)
-                tries = (candidate, in_all_kernels(candidate)) if tried.get(key) else ()
+                tries = (candidate, in_all_kernels(candidate, launches)) if tried.get(key) else ()
                 found += [one for one in tries if all(self._mends(one, trial) for trial in trials)][:1]
         return sorted(found, key=lambda one: one.order)
 
@@ -425,8 +433,9 @@ class RepairSearch:
 
     def _mends_with_steps(self, candidate: Candidate, trial: Trial) -> bool:
         right = self._mends(candidate, trial)
-        if isinstance(candidate, OfGrid) or self._switches.widens:
-            return right  # each further program computes that it is not needed, and one for 64 bits is another one
+        other_programs = isinstance(candidate, (OfGrid, OfConstant)) or self._switches.widens
+        if other_programs or (isinstance(candidate, OfArguments) and candidate.is_of_stages):
+            return right  # programs that are not needed compute that, and stages that agree do other work
         candidate.steps &= self._switches.calls == trial.values
         candidate.by = max(candidate.by, self._by)
         candidate.right += not trial.failed
@@ -455,18 +464,23 @@ class RepairSearch:
                     at.counts = kind_of(site.value.type) == "int" and not site.value.type.shape
                     at.restores, at.called = name.startswith(FROM_BEGIN), telling_call(callers, places[site.key])
                     found.setdefault((site.key, name, callers), at)
-        self._kernels = {launched.kernel for launched in self._switches.launched}
-        launches = self._switches.launched
+        launches = list(self._switches.launched)  # a property may launch more of them
+        self._kernels = {launched.kernel for launched in launches}
+        surplus = self._may_be_surplus()
         arguments = [each for launched in launches for each in of_arguments(launched)]
-        grids = [each for launched in launches for each in of_grids(launched, surplus=self._may_be_surplus())]
+        grids = [each for launched in launches for each in of_grids(launched, surplus=surplus)]
         shared = of_shared_arguments(arguments)
-        return sorted([*found.values(), *arguments, *shared, *grids], key=self._order_of)
+        unlike = [
+            *of_unlike_numbers(launches),
+            *(each for launched in launches for each in of_padded_constants(launched)),
+        ]
+        return sorted([*found.values(), *arguments, *shared, *grids, *unlike], key=self._order_of)
 
     def _may_be_surplus(self) -> bool:
         """Return whether programs without a row may run: a finding names one, or memory of no row is written."""
         failures = self.kind.failures(self.experiment, self.relation)
         outside = any(verdict.kind == "written_outside" for verdict in failures)
-        return outside or any(each.kind in _BY_SURPLUS for each in self.experiment.first.observations)
+        return outside or any(each.kind in BY_SURPLUS for each in self.experiment.first.observations)
 
     def _order_of(self, candidate: Candidate) -> float:
         """Return when a change is tried: an integer later where only numbers are wrong, a line with a finding first."""
@@ -540,19 +554,21 @@ def place_of(candidate: Candidate) -> Location:
     if isinstance(candidate, (OfArguments, OfGrid, OfConstant)):
         return candidate.place
     assert isinstance(candidate, AtPlace)
-    changed = _names(candidate.new) ^ _names(candidate.old)
+    changed = names_in(candidate.new) ^ names_in(candidate.old)
     lines = candidate.places
-    return next((place for place in lines if changed & _names(_text_of(place))), lines[0])
+    return next((place for place in lines if changed & names_in(text_of(place))), lines[0])
 
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w+")
 
 
-def _names(words: str) -> set[str]:
+def names_in(words: str) -> set[str]:
+    """Return the names in a source line that are not those of operations."""
     return set(_NAME.findall(words)) - {"load", "where", "sum", "max", "min", "maximum", "minimum"}
 
 
-def _text_of(place: Location) -> str:
+def text_of(place: Location) -> str:
+    """Return the source line of a place."""
     return linecache.getline(place.file, place.line).strip()
 
 
@@ -563,10 +579,10 @@ def _described(candidate: Candidate) -> tuple[str, str, str, str]:
     if isinstance(candidate, OfArguments):
         old = f"argument {old} of {' and '.join(candidate.kernels or (candidate.kernel,))}"
     if isinstance(candidate, OfConstant):
-        old = f"constant {old} of {candidate.kernel}"
+        old = f"constant {old} of {' and '.join(candidate.kernels or (candidate.kernel,))}"
     if isinstance(candidate, OfGrid):
         old = f"{old} of {candidate.kernel}"
-    return str(place), _text_of(place), old, candidate.new
+    return str(place), text_of(place), old, candidate.new
 
 
 def _called_at(candidate: Candidate) -> str:
@@ -579,122 +595,3 @@ def _called_at(candidate: Candidate) -> str:
 def _in_short(candidate: Candidate) -> str:
     site, _, old, new = _described(candidate)
     return f"{site.rpartition('/')[2]}, `{old}` to `{new}`"
-
-
-def with_repair(found: Explanation, experiment: Experiment, relation: str | None, kind: Kind) -> Explanation:
-    """Return an explanation with a change that mends the kernel, if there is one.
-
-    It leads where the findings are vague, and where it shows that the first of them cannot be true.
-    """
-    first = found.findings[0]
-    if experiment.first.error or first.in_host:
-        return found
-    search = RepairSearch(experiment, relation, kind, found)
-    repair = search.repair()
-    if repair is None:
-        return msgspec.structs.replace(found, launches=found.launches + search.launches)
-    if is_chance(repair, search.found[0], first):
-        return msgspec.structs.replace(found, launches=found.launches + search.launches)
-    if repair.avoids:
-        return msgspec.structs.replace(found, repair=repair, launches=found.launches + search.launches)
-    findings = found.findings
-    if isinstance(search.found[0], OfGrid):
-        kept = findings if search.found[0].fewer else findings[1:]
-        findings = (_of_grid(search.found[0], repair, first), *kept)[:MOST_FINDINGS]
-        return msgspec.structs.replace(
-            found, findings=findings, repair=repair, launches=found.launches + search.launches
-        )
-    told = Finding("operation", f"{repair.place}: {repair.change}", cause=f"operation: {repair.place}: {repair.change}")
-    kept = tuple(each for each in findings if not contradicts(repair, search.found[0], each))
-    if first.reason in _NO_CAUSES or first not in kept:
-        findings = (told, *(each for each in kept if each.reason not in _NO_CAUSES))
-    elif first.vague or _leads(repair, search.found[0], findings):
-        findings = (told, *findings)
-    findings = findings[:MOST_FINDINGS]
-    return msgspec.structs.replace(found, findings=findings, repair=repair, launches=found.launches + search.launches)
-
-
-def _leads(repair: Repair, candidate: Candidate, findings: tuple[Finding, ...]) -> bool:
-    """Return whether a change says more than what is seen: keys of another sequence, or several unlike things."""
-    unlike = len({finding.reason for finding in findings}) > 1 and candidate.order < LIKELY
-    return repair.is_confirmed and (findings[0].reason == "foreign sequence" or unlike)
-
-
-def is_chance(repair: Repair, candidate: Candidate, first: Finding) -> bool:
-    """Return whether a change may make the launches right by chance, so that it is not shown.
-
-    An unlikely one needs many launches that it makes right. Beside a cause that is known, a weak one is not shown; nor
-    is an unusual one beside a cause read from numbers, such as half of a sink that counts as another number.
-    """
-    if candidate.order >= UNLIKELY and repair.failed < MANY_FAILED:
-        return True
-    sure = first.reason not in _NO_CAUSES and not first.vague
-    if sure and candidate.order >= ODD and not candidate.steps and first.reason in _OF_MASKS:
-        return True  # it may lead round what is wrong, as tiles that begin earlier do
-    weak = not repair.is_confirmed or candidate.is_sweeping
-    if sure and weak and candidate.order >= (LIKELY if repair.failed >= MANY_FAILED else LIKELIEST):
-        return True
-    told = first.reason in _OF_NUMBERS and not contradicts(repair, candidate, first)
-    return sure and told and candidate.order >= LIKELY
-
-
-def _of_grid(grown: OfGrid, repair: Repair, first: Finding) -> Finding:
-    """Return that a launch has too few programs, behind the words of what is never written, or too many."""
-    launch = f"{repair.place} launches {grown.kernel} with {grown.old}, and is right with {grown.new}"
-    if grown.fewer:
-        cause = f"address: too many programs of {grown.kernel} along axis {grown.axis}"
-        return Finding("address", f"{launch}: the others have no row to compute", cause=cause)
-    cause = f"unwritten: too few programs of {grown.kernel} along axis {grown.axis}"
-    if first.reason != "unwritten":
-        return Finding("unwritten", f"{launch}: what the others answer is never computed", cause=cause)
-    return Finding("unwritten", f"{first.words}: {launch}", cause=cause)
-
-
-_BY_SURPLUS: Final = frozenset({"out_of_bounds", "uninitialised", "race", "overflow"})
-"""What sanitizers find of a program that has no row."""
-_NO_CAUSES: Final = frozenset({"unknown", "arithmetic"})
-"""Reasons that say only that, or by how much, the outputs are wrong."""
-_TERMS: Final[dict[str, frozenset[str]]] = {
-    "sink": frozenset({"sink", "sinks"}),
-    "slope": frozenset({"alibi", "slope", "slopes"}),
-    "soft cap": frozenset({"softcap", "tanh", "cap"}),
-    "bias": frozenset({"bias", "qq"}),
-    "scale": frozenset({"scale", "scales", "factor", "factors", "descale", "dequantize"}),
-}
-"""Terms of a score or a denominator, and words in the source of what computes them."""
-_PLACES: Final = frozenset({"page", "address", "head mapping", "foreign sequence"})
-_OF_MASKS: Final = frozenset({"causal", "window", "mask"})
-_OF_PLACES: Final = _PLACES | {"segment", "tail", "unknown", "unwritten"}
-"""Reasons that a constant which addresses are made of may have."""
-_OF_NUMBERS: Final = frozenset({"sink", "slope", "soft cap", "scale", "denominator"})
-"""What is read from numbers, which other mistakes may give too."""
-_OF_SUMS: Final = frozenset({"segment", "tile", "arithmetic"})
-"""What sums of weights tell where the keys are right."""
-
-
-def contradicts(repair: Repair, candidate: Candidate, finding: Finding) -> bool:
-    """Return whether a finding is about another mechanism than the change that mends the kernel.
-
-    A change of a float is none of masks and addresses, and a sink absorbs any error of the sum of the keys' weights. A
-    change of an address, a mask or of another term's words in the source is none of a term of the score or of its sum,
-    where cases that were right stay right with it.
-    """
-    if not isinstance(candidate, AtPlace):
-        return repair.is_confirmed and finding.reason in _OF_NUMBERS
-    if candidate.element == "f32" and not candidate.loads:
-        words = {part for name in _names(_source_around(candidate)) for part in name.lower().split("_")}
-        named = {term for term, own in _TERMS.items() if own & words}
-        about_keys = finding.reason in _PLACES or finding.words.endswith(" twice")
-        moved = candidate.name.startswith(MOVED)  # terms between the two lines may be meant as well
-        other = finding.reason in _TERMS and bool(named) and finding.reason not in named and not moved
-        absorbed = finding.reason == "sink" and "sink" not in named and repair.is_confirmed
-        return about_keys or other or absorbed
-    seen = ("the denominator", "is not applied")
-    of_numbers = finding.reason in _OF_NUMBERS or any(words in finding.words for words in seen)
-    return repair.is_confirmed and not candidate.loads and of_numbers
-
-
-def _source_around(candidate: AtPlace) -> str:
-    """Return the words of a change and the lines of its place and of the calls that lead there, the outermost apart."""
-    lines = [_text_of(place) for place in candidate.places[:2]]
-    return " ".join((candidate.old, candidate.new, *lines))

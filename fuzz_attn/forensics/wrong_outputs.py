@@ -30,6 +30,9 @@ MOST_CONVERTED = 1 << 22
 """Elements of a cache up to which it is read as integers."""
 LIMITS = frozenset(torch.finfo(TORCH_DTYPES[name]).max for name in ("float8_e4m3fn", "float8_e5m2", "float16"))
 """The largest numbers of types, which outputs of another type may be clamped to."""
+ROUNDED: Final = 2.0**-3
+"""The largest relative error of an fp8 number with two bits behind its point."""
+READ_AS: Final = "the caches are read as "
 SEEN = 10.0
 """How many times the largest error a limit must be, for outputs to show that they are cut to it."""
 OF_A_ROW = 0.2
@@ -147,7 +150,9 @@ def _rows_of(rows: list[int], output: str, case: AttentionCase) -> str:
         starts += sequence.query_len
     what = f"row{'s' * (len(rows) > 1)} {ranges(rows)} of {output}"
     padded = any(row >= case.num_tokens for row in rows)
-    of = [f"of sequence {ranges(sequences)}"] * bool(sequences) + ["behind the last token"] * padded
+    empty = bool(sequences) and not any(case.sequences[index].seq_len for index in sequences)
+    keyless = ", which has no keys" if len(sequences) == 1 else ", which have no keys"
+    of = [f"of sequence {ranges(sequences)}{keyless * empty}"] * bool(sequences) + ["behind the last token"] * padded
     return f"{what} ({', '.join(of)}) {'are' if len(rows) > 1 else 'is'}"
 
 
@@ -157,7 +162,7 @@ def output_findings(lab: Lab) -> list[Finding]:
     usable = np.isfinite(bound) & np.isfinite(actual)
     if not usable.any():
         return []
-    clamped = list(_clamps(actual, expected, bound, usable))
+    clamped = [*_clamped_before(lab, usable), *_clamps(actual, expected, bound, usable)]
     if clamped and float(np.abs(actual[usable]).max()) in LIMITS:  # a factor would give them too, if all are beyond
         return clamped
     return [*_factors(lab, usable), *clamped][:1]
@@ -165,7 +170,7 @@ def output_findings(lab: Lab) -> list[Finding]:
 
 def _factors(lab: Lab, usable: Array) -> Iterator[Finding]:
     """Yield one factor on all outputs, or one for the values of the cache and one for the packed ones."""
-    actual, expected = lab.first.actual[usable], lab.first.expected[usable]
+    actual, expected, bound = (each[usable] for each in (lab.first.actual, lab.first.expected, lab.first.bound))
     if not actual.any():  # what has any factor of 0
         yield Finding("scale", "outputs are 0", vague=True)
         return
@@ -175,6 +180,9 @@ def _factors(lab: Lab, usable: Array) -> Iterator[Finding]:
         fitted, *_ = np.linalg.lstsq(matrix, actual, rcond=None)
         left = _size(actual - matrix @ fitted)
         if left > LITTLE_LEFT * _size(actual - expected) or not _of_all_rows(lab, usable, matrix @ fitted):
+            continue
+        changed = np.abs(matrix @ fitted - expected) > 2 * bound
+        if bool((changed & (np.abs(actual - expected) <= bound)).any()):  # right, and not with that factor
             continue
         plausible = all(is_plausible(number) or _names(number, lab.case) for number in fitted.tolist())
         if not plausible and left > LITTLE_LEFT * _size(actual):  # else any small numbers have a factor near 0
@@ -237,6 +245,20 @@ def _names(number: float, case: AttentionCase) -> list[str]:
     return [name for name, value in known.items() if value != 1.0 and abs(number - value) <= allowed * abs(value)]
 
 
+def _clamped_before(lab: Lab, usable: Array) -> Iterator[Finding]:
+    """Yield that outputs are clamped to the largest number of their type before they are divided by their scale."""
+    scale, dtype = abs(lab.case.scales.out), lab.case.dtypes.out
+    if not is_fp8(dtype) or scale <= 1:
+        return
+    actual, expected, bound = (each[usable] for each in (lab.first.actual, lab.first.expected, lab.first.bound))
+    largest = torch.finfo(TORCH_DTYPES[dtype]).max
+    limit = float(np.abs(actual).max(initial=0.0))
+    beyond = np.abs(expected) > limit + bound
+    if beyond.any() and abs(limit * scale - largest) <= ROUNDED * largest and (np.abs(actual[beyond]) == limit).all():
+        words = f"outputs beyond {largest:g} are clamped to it before they are divided by out_scale, {scale:g}"
+        yield Finding("scale", f"weights are right; {words}")
+
+
 def _clamps(actual: Array, expected: Array, bound: Array, usable: Array) -> Iterator[Finding]:
     """Yield the limit that outputs are clamped to too early."""
     limit = float(np.abs(actual[usable]).max(initial=0.0))
@@ -270,7 +292,7 @@ def _read_otherwise(tensors: AttentionTensors, stored: DTypeName) -> Iterator[tu
     name: DTypeName = "float8_e5m2" if stored == "float8_e4m3fn" else "float8_e4m3fn"
     caches = {cache: bits_of(getattr(tensors, cache)) for cache in ("key_cache", "value_cache")}
     other = dataclasses.replace(tensors, **caches, kv_dtype=TORCH_DTYPES[name])  # type: ignore[arg-type] # by name
-    yield f"the caches are read as {name}, and hold {stored}", other
+    yield f"{READ_AS}{name}, and hold {stored}", other
     if tensors.value_cache.dtype != torch.uint8 or max(each.numel() for each in caches.values()) > MOST_CONVERTED:
         return
     for words, names in (("V", ["value_cache"]), ("K", ["key_cache"]), ("K and V", [*caches])):

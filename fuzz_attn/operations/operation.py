@@ -530,7 +530,7 @@ class Operation(ABC):
 
     def with_repair(self, found: Explanation, experiment: Experiment, relation: str | None) -> Explanation:
         """Return an explanation with a change of the kernel that makes the case right, where one was found."""
-        from fuzz_attn.forensics.repair import with_repair  # noqa: PLC0415 - imports torch
+        from fuzz_attn.forensics.repaired import with_repair  # noqa: PLC0415 - imports torch
 
         return with_repair(found, experiment, relation, self)
 

@@ -74,6 +74,7 @@ PREDICATES: Final[Mapping[str, tuple[str, Callable[[Array, Array], Array]]]] = {
     "ne": ("!=", np.not_equal),
 }
 CASTS: Final = frozenset({"arith.extsi", "arith.trunci", "arith.sitofp", "arith.fptosi", "arith.extf", "arith.truncf"})
+_OF_THREE: Final = frozenset({"arith.select", "tt.clampf"})
 WIDENING: Final = frozenset({"arith.extsi", "arith.extf"})
 SHAPES: Final = frozenset({"tt.splat", "tt.broadcast", "tt.expand_dims"})
 """Operations that only give a value more axes."""
@@ -112,11 +113,18 @@ def computed(operation: Operation, arrays: list[Array]) -> Array | None:
         return UNARY[name][1](arrays[0])
     if name in ("arith.cmpi", "arith.cmpf") and predicate_of(operation) in PREDICATES:
         return PREDICATES[predicate_of(operation)][1](arrays[0], arrays[1])
-    if name == "arith.select":
-        return np.where(*arrays)
+    if name in _OF_THREE:
+        return np.where(*arrays) if name == "arith.select" else _limited(operation, *arrays)
     if name in CASTS and operation.results[0].type.element in ("i32", "i64", "f32", "i8", "i16"):
         return arrays[0].astype(CONTAINER[operation.results[0].type.element])
     return reshaped(operation, arrays[0]) if name in SHAPES else None
+
+
+def _limited(operation: Operation, value: Array, low: Array, high: Array) -> Array:
+    keeps_nan = operation.attributes.named.get("propagateNan") == "all"
+    smaller, larger = (np.minimum, np.maximum) if keeps_nan else (np.fmin, np.fmax)
+    result: Array = smaller(larger(value, low), high)
+    return result
 
 
 def is_known(operation: Operation) -> bool:
@@ -126,7 +134,7 @@ def is_known(operation: Operation) -> bool:
         return predicate_of(operation) in PREDICATES
     if name in CASTS:
         return operation.results[0].type.element in ("i32", "i64", "f32", "i8", "i16")
-    return name in BINARY or name in UNARY or name in SHAPES or name == "arith.select"
+    return name in BINARY or name in UNARY or name in SHAPES or name in _OF_THREE
 
 
 def number_of(operation: Operation | None) -> float | int | bool | None:
@@ -168,7 +176,7 @@ def in_words(operation: Operation, operands: list[str]) -> str:
     if name == "arith.select":
         return f"where({', '.join(operands)})"
     short = name.partition(".")[2]
-    words = {"reduce": "sum", "get_program_id": "program_id"}.get(short, short)
+    words = {"reduce": "sum", "get_program_id": "program_id", "clampf": "clamp"}.get(short, short)
     return f"{words}({', '.join(operands)})"
 
 

@@ -59,6 +59,8 @@ MOVED: Final = ("before ", "behind ")
 """How the name of a change of the order of two operations begins."""
 LIKE_ITS_OWN: Final = -0.5
 """The rank of a constant with a like name, such as the size of a value for that of a key: before one more or less."""
+RESCALED: Final = 1.5
+"""The rank of a sum that a softmax keeps times what an exponential of its maximum is for each row."""
 LOG2_E: Final = math.log2(math.e)
 _RENAMED: Final = {
     "arith.addi": ("arith.subi",),
@@ -314,9 +316,11 @@ class _Proposer(Ranges):
         above = self._above(self.site.value)
         own = self.operation
         for index in self._inputs(own):
-            for source in self._above(own.operands[index]):
-                if source.type == self.type and self.makers[source].location != own.location:
-                    yield from self._before(own, index, source)
+            passed = self._above(own.operands[index])
+            for source in passed:
+                over = next((each for each in passed if source in self.makers[each].operands), None)
+                if over is not None and source.type == self.type and self.makers[source].location != own.location:
+                    yield from self._before(own, index, source, over)
         for value in above:
             maker = self.makers[value]
             apart = maker.location != own.location
@@ -363,7 +367,9 @@ class _Proposer(Ranges):
         given[value] = self.applied(maker, arrays)
         return given[value]
 
-    def _before(self, moved: Operation, index: int, source: Value) -> Iterator[Change]:
+    def _before(self, moved: Operation, index: int, source: Value, over: Value) -> Iterator[Change]:
+        """Yield an operation on what one in front of it takes (``source``), in place of what that gives (``over``)."""
+
         def compute(read: Read) -> Array:
             arrays = [read(operand) for operand in moved.operands]
             arrays[index] = read(source)
@@ -372,7 +378,7 @@ class _Proposer(Ranges):
                 raise UnknownValueError
             return made
 
-        yield from self._order(f"before {index} {self.label(source)}", moved, source, "behind", "before", compute)
+        yield from self._order(f"before {index} {self.label(source)}", moved, over, "behind", "before", compute)
 
     def _behind(self, moved: Operation, index: int) -> Iterator[Change]:
         def compute(read: Read) -> Array:
@@ -468,7 +474,7 @@ class _Proposer(Ranges):
                     continue
                 if maker.name in SHAPES and self.makers.get(operand) is None:
                     continue
-                rank = 1 if depth == 0 else 2.4
+                rank = 2.4 if depth or maker.name == "tt.clampf" else 1  # a limit that somebody wrote is needed
                 if index == 1 and maker.name in _OF_THE_FIRST:
                     rank = 5.5
                 name = f"left out {depth} {index} {self.label(operand)}"
@@ -588,7 +594,7 @@ class _Proposer(Ranges):
             words += "[:, None]" * of_rows
             for sign, name in _FACTORS if of_rows else (*_FACTORS, ("+", "arith.addf"), ("-", "arith.subf")):
                 new = binary_in_words(sign, self.old, words)
-                rank = 4 if sign in "+-" else 3 if other.type.shape else 2
+                rank = 4 if sign in "+-" else RESCALED if self._rescales(other) else 3 if other.type.shape else 2
                 yield self.with_other(f"{sign} {self.label(other)}", new, rank, BINARY[name][1], other)
         for parameter in self.site.kernel.function.parameters:
             if parameter.type.pointer and parameter.type.element == "f32" and similar(parameter.name, "scale"):
@@ -612,6 +618,12 @@ class _Proposer(Ranges):
             return value / ranked(np.where(total == 0, 1, total), len(self.type.shape))
 
         return compute
+
+    def _rescales(self, other: Value) -> bool:
+        """Return whether another value is an exponential for each row, and the value what a loop has summed so far."""
+        maker = self.makers.get(self.root(other))
+        summed = self.makers.get(self.site.value) is None and not self.site.kernel.is_parameter(self.site.value)
+        return summed and self._is_of_rows(other) and maker is not None and maker.name in ("math.exp", "math.exp2")
 
     def _is_of_rows(self, other: Value) -> bool:
         """Return whether another value has a number for each row of the value's tile."""

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fuzz_attn.errors import LoopLimitError, UnknownValueError
+from fuzz_attn.errors import LoopLimitError, LoweringError, UnknownValueError
 from fuzz_attn.simulator.access_checks import Shadows
 from fuzz_attn.simulator.codegen.access_plans import offset_of
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
@@ -28,7 +28,7 @@ from fuzz_attn.simulator.formulas import SHAPES, Array, Read, number_of, ranked,
 from fuzz_attn.simulator.recorder import launch_line
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER
 from fuzz_attn.simulator.session import memory_of, scalars
-from fuzz_attn.simulator.simulator import Simulator
+from fuzz_attn.simulator.simulator import Rewrite, Simulator
 from fuzz_attn.ttir.argument_types import Bound
 from fuzz_attn.ttir.ir import Block, Function, Location, Operation, Type, Value
 from fuzz_attn.ttir.triton_compat import python_function
@@ -195,6 +195,15 @@ class _Simulator(Simulator):
     ) -> None:
         super().__init__(**given)
         self._changed, self._remade, self._grown = changed, remade, grown
+        self.rejected: LoweringError | None = None
+
+    def rewritten(self, kernel: Any, bound: Bound, rewrite: Rewrite) -> tuple[Function, Program]:
+        """Return the program of a launch with switches, or keep why Triton does not compile the kernel."""
+        try:
+            return super().rewritten(kernel, bound, rewrite)
+        except LoweringError as error:
+            self.rejected = error
+            raise
 
     def grid(self, kernel: Any, bound: Bound, grid: Grid) -> Grid:
         """Return the grid of a launch, or another one."""
@@ -237,7 +246,7 @@ class Switches:
     ``chosen`` has what replaces the value of a site; ``watching`` is called with each value instead, if it is set.
     """
 
-    simulator: Simulator = field(init=False)
+    simulator: _Simulator = field(init=False)
     sites: list[Site] = field(default_factory=list)
     chosen: dict[Site, Compute] = field(default_factory=dict)
     watching: Callable[[Site, Read, Array], None] | None = None
@@ -246,8 +255,10 @@ class Switches:
     _constants: dict[str, int] = field(default_factory=dict)
     _passed: list[str] = field(default_factory=list)
     passing: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None
-    making: tuple[str | None, str, Callable[[dict[str, Any]], int | None]] | None = None
-    """The kernel, or None for all, and the constant that is another number, made of the arguments of its launch."""
+    making: tuple[frozenset[str], str, Callable[[dict[str, Any]], int | None]] | None = None
+    """The kernels, and the constant that is another number, made of the arguments and constants of their launch."""
+    latest: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The arguments and constants of the latest launch of each kernel."""
     growing: Callable[[str, Grid, dict[str, Any]], Grid] | None = None
     most_calls: int = 0
     calls: int = 0
@@ -268,6 +279,16 @@ class Switches:
         extension = Extension(handlers, {_SWITCH: self._switched, _NOTE: self._note})
         self.simulator = _Simulator(self._bound, self._constant, self._grid, extension=extension, rewrite=self._seen)
 
+    @property
+    def rejected(self) -> LoweringError | None:
+        """Why Triton did not compile a kernel; None where it compiled all."""
+        return self.simulator.rejected
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The constants of the kernel that was launched last, or was to be."""
+        return self._constants
+
     def _bound(self, kernel: str, bound: Bound) -> Bound:
         """Return a launch's arguments with those in place that are chosen."""
         self._constants, self._passed = constants_of(bound), [name for name, _ in bound.form.passed]
@@ -281,12 +302,10 @@ class Switches:
 
     def _constant(self, kernel: str, bound: Bound) -> dict[str, Any]:
         """Return the parameter with the constant that is chosen to be another number; nothing where none is."""
-        if self.making is None or self.making[0] not in (None, kernel):
+        if self.making is None or kernel not in self.making[0]:
             return {}
         _, constant, number_of_launch = self.making
-        number = number_of_launch(
-            {name: value for (name, _), value in zip(bound.form.passed, bound.passed, strict=True)}
-        )
+        number = number_of_launch(given_to(bound))
         parameter, _, part = constant.partition(".")
         if number is None or parameter not in bound.values:
             return {}
@@ -302,6 +321,7 @@ class Switches:
     def launching(self, program: Program, bound: Bound, grid: Grid) -> None:
         """Begin a launch: its arguments are known to changes."""
         self._now = {}
+        self.latest[program.name] = given_to(bound)
         names = [f"%{name}" for name, _ in program.parameters]
         self._arguments = dict(zip(names, scalars(bound), strict=True))
         self._tensors = dict(zip(names, bound.passed, strict=True))
@@ -438,6 +458,12 @@ class Switches:
                 raise UnknownValueError
             return reshaped(maker, self._read(site, lanes, maker.operands[0]))
         return ranked(_rows_of(self._now.get(value), lanes), len(value.type.shape))
+
+
+def given_to(bound: Bound) -> dict[str, Any]:
+    """Return the constants and the arguments of a launch, by their names."""
+    passed = {name: value for (name, _), value in zip(bound.form.passed, bound.passed, strict=True)}
+    return constants_of(bound) | passed
 
 
 def constants_of(bound: Bound) -> dict[str, int]:

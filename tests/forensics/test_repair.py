@@ -18,7 +18,8 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.forensics.candidates import AtPlace, OfArguments, of_arguments, of_grids
 from fuzz_attn.forensics.explanation import Explanation, Finding, Reason, Repair
 from fuzz_attn.forensics.near_cases import healthy_cases, near_cases
-from fuzz_attn.forensics.repair import contradicts, is_chance, is_of_loop, place_of, with_repair
+from fuzz_attn.forensics.repair import is_of_loop, place_of
+from fuzz_attn.forensics.repaired import contradicts, is_chance, with_repair
 from fuzz_attn.operations.attention.attention import Attention
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.report.explanation_text import render
@@ -73,7 +74,9 @@ PLANTED = {
     # a constant that the launcher computes
     "chunk_of_the_query_type": r"`constant X of kernel_paged_attention_2d` to `keys\.ptr\.shape\[4\]`",
     # a constant that the launcher computes once for two kernels
-    "chunk_of_the_query_type_in_two_kernels": r"`constant X of kernel_paged_attention_2d` to `keys\.ptr\.shape\[4\]`",
+    "chunk_of_the_query_type_in_two_kernels": (
+        r"`constant X of kernel_\w+_attention\w* and kernel_\w+_attention\w*` to `keys\.ptr\.shape\[4\]`"
+    ),
     # an offset that has the name of its pointer in the IR
     "heads_of_the_output_assumed_dense": r"merge_states\.py:\d+, `head \* 16` to `head \* partial_outputs_stride_head`",
     # the second of two calls that lead to one place

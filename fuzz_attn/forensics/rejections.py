@@ -1,0 +1,45 @@
+"""Rejections: which line of a kernel Triton does not compile, and which of its constants the numbers there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.forensics.explanation import Finding
+from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.simulator.switches import Switches
+
+_NUMBER: Final = re.compile(r"(?<![\w.])\d+(?![\w.])")
+MOST_NAMES: Final = 3
+"""Constants that are named for one number."""
+
+
+def rejection_findings(experiment: Experiment) -> tuple[Finding, ...]:
+    """Return the line that Triton does not compile, one finding; nothing where it compiles all kernels."""
+    backend = experiment.backend
+    if not experiment.first.error or not isinstance(backend, SimulatorBackend):
+        return ()
+    switches = Switches()
+    with backend.switched(switches):
+        launch = experiment.launch_tensors(experiment.again())
+    rejected = switches.rejected
+    if rejected is None or not rejected.location or "LoweringError" not in launch.error:
+        return ()
+    place = Path(rejected.location).name
+    reason = " ".join(rejected.reason.split())
+    names = [
+        f"{number} is {' or '.join(known[:MOST_NAMES])}"
+        for number in dict.fromkeys(_NUMBER.findall(reason))
+        if int(number) > 1 and (known := _names_of(int(number), switches.constants))
+    ]
+    where = f" ({', '.join(names)})" if names else ""
+    words = f"{place}: Triton does not compile `{rejected.source}`: {reason}{where}"
+    return (Finding("operation", words, in_host=True, cause=f"operation: {place} does not compile"),)
+
+
+def _names_of(number: int, constants: dict[str, int]) -> list[str]:
+    """Return the constants of a launch that are a number, those of sizes first."""
+    names = [name.rpartition(".")[2] for name, value in constants.items() if value == number]
+    return sorted(dict.fromkeys(names), key=lambda name: "PADDED" not in name)
