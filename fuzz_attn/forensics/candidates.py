@@ -8,7 +8,6 @@ from itertools import combinations
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
-from triton import next_power_of_2
 
 from fuzz_attn.simulator.site_values import are_both_strides, like_constants, similar
 from fuzz_attn.simulator.switches import NOWHERE, Grid, Key, Launched
@@ -197,8 +196,8 @@ class OfConstant(Candidate):
     name: str = ""
     number: OfTensor | OfLaunch | RoundedUp = NO_NUMBER
     place: Location = UNKNOWN_LOCATION
-    kernels: tuple[str, ...] = ()
-    """All kernels that get the number, where the launcher may make it once for several."""
+    everywhere: bool = False
+    """Whether all kernels with a constant of this name get the number, as the launcher may make it once for all."""
 
     def of(self, given: Mapping[str, Any], latest: Latest) -> int | None:
         """Return the number for a launch with some arguments and constants; None where these do not tell it."""
@@ -206,9 +205,14 @@ class OfConstant(Candidate):
             return _number(latest.get(self.number.kernel, {}).get(self.number.name))
         if isinstance(self.number, RoundedUp):
             number = _number(given.get(self.number.constant))
-            return None if number is None else next_power_of_2(number)
+            return None if number is None else _power_of_two(number)
         tensor = given.get(self.number.tensor)
         return self.number.of(tensor) if isinstance(tensor, torch.Tensor) else None
+
+
+def _power_of_two(number: int) -> int:
+    """Return the smallest power of two that is at least a number."""
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def _number(value: Any) -> int | None:
@@ -224,10 +228,9 @@ def short_name(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def in_all_kernels(constant: OfConstant, launches: Iterable[Launched]) -> OfConstant:
+def in_all_kernels(constant: OfConstant) -> OfConstant:
     """Return the same number for the constants of this name of all kernels."""
-    kernels = (launched.kernel for launched in launches if constant.name in launched.constants)
-    return replace(constant, kernels=tuple(dict.fromkeys(kernels)))
+    return replace(constant, everywhere=True)
 
 
 def of_unlike_numbers(launches: Sequence[Launched]) -> Iterator[OfArguments | OfConstant]:
@@ -253,7 +256,7 @@ def of_padded_constants(launched: Launched) -> Iterator[OfConstant]:
     """Yield the next power of two of a constant for a like one that is smaller, as a tile of all its elements is."""
     for name, value in launched.constants.items():
         for other, least in launched.constants.items():
-            if value < least and like_constants(name, other) and next_power_of_2(value) == value > 0:
+            if value < least and like_constants(name, other) and _power_of_two(value) == value > 0:
                 yield _of_constant(launched, name, RoundedUp(other), PADDED)
 
 

@@ -35,6 +35,10 @@ from fuzz_attn.properties.named_paths import named_paths
 WIDE_HEAD: Final = 24
 """A head size for which the padding to a power of two overlaps the next head in part only."""
 NO_LIMIT: Final = 4096
+PARTS: Final = 16
+"""Parts of the keys that a launcher may choose by itself."""
+TILE: Final = 64
+"""Keys of which a part has at least one tile."""
 OTHER_VALUES: Final = (8, 4)
 """Sizes of values that are tried where a scale may be that of another size; the second one where it is the first."""
 
@@ -155,6 +159,23 @@ def with_more_heads(case: AttentionCase) -> AttentionCase | None:
         return None
     try:
         return replace(longer, heads=HeadLayout(2, 2, longer.heads.head_size))
+    except CaseError:
+        return None
+
+
+def with_keys_in_all_parts(case: AttentionCase) -> AttentionCase | None:
+    """Return a case in which each segment or split of a sequence has keys; None where it cannot exist."""
+    parts = max(case.launch.num_segments or 0, PARTS)
+    keys = parts * max(case.launch.tile_size or 0, TILE)
+    tokens = (min(max(each.query_len, 1), keys) for each in case.sequences)
+    try:
+        return replace(
+            case,
+            sequences=tuple(Sequence(each, keys - each) for each in tokens),
+            window=0,
+            scores=NormalScores(),
+            overrides=(),
+        )
     except CaseError:
         return None
 
@@ -388,9 +409,13 @@ def _of_unwritten_parts(experiment: Experiment, found: Explanation) -> Explanati
                 continue
             if _failures_of(experiment.with_target(plain, experiment.target)) == []:
                 needed.append(aspect.words)
-    if not needed:
+    right = f"right without: {', '.join(needed)}" if needed else ""
+    full = None if needed else with_keys_in_all_parts(case)
+    if full is not None and _failures_of(experiment.with_target(full, experiment.target)) == []:
+        right = "right where each part of the keys has some: a part without keys, which nothing has written, is read"
+    if not right:
         return None
-    words = f"{first.words}; right without: {', '.join(needed)}"
+    words = f"{first.words}; {right}"
     return msgspec.structs.replace(found, findings=(msgspec.structs.replace(first, words=words), *found.findings[1:]))
 
 
@@ -515,7 +540,8 @@ def _row_of_an_empty_sequence(experiment: Experiment, found: Explanation) -> Exp
         return None  # it is not that they are empty, but what their number leads to
     which = f"sequence{'s' * (len(empty) > 1)} {ranges(empty)}"
     right = "" if case is None else "right without "
-    words = f"{found.words}; {right}{which}, which has no query tokens: a row of another sequence is taken for it"
+    seen = found.words.removesuffix(": a wrong stride or offset")
+    words = f"{seen}; {right}{which}, which has no query tokens: a row of another sequence is taken for it"
     findings = (Finding("foreign sequence", words, cause=OF_EMPTY), *found.findings[1:])
     return msgspec.structs.replace(found, findings=findings)
 

@@ -232,7 +232,8 @@ class RepairSearch:
         outputs do not tell which of them is wrong. A constant of a like name is, if no other change helps.
         """
         seen = self.experiment.first.observations
-        integer = candidate.counts or (isinstance(candidate, AtPlace) and candidate.element in ("i32", "i64"))
+        of_program = candidate.counts or isinstance(candidate, OfConstant)
+        integer = of_program or (isinstance(candidate, AtPlace) and candidate.element in ("i32", "i64"))
         likely = candidate.order <= LIKE_ITS_OWN and not others
         return integer and not likely and any(each.kind == "uninitialised" for each in seen)
 
@@ -328,8 +329,8 @@ class RepairSearch:
             latest = switches.latest
             switches.passing = lambda name, passed: passed if name in apart else passed_with(passed, others, latest)
         elif isinstance(candidate, OfConstant):
-            kernels = frozenset(candidate.kernels or (candidate.kernel,))
-            switches.making = kernels, candidate.name, partial(candidate.of, latest=switches.latest)
+            kernel = None if candidate.everywhere else candidate.kernel
+            switches.making = kernel, candidate.name, partial(candidate.of, latest=switches.latest)
         elif isinstance(candidate, OfGrid):
             grown = candidate.grid
             switches.growing = lambda name, grid, passed: grown(grid, passed) if name == candidate.kernel else grid
@@ -408,14 +409,13 @@ class RepairSearch:
         tried: dict[tuple[str, str, int | None], bool] = {}
         found: list[Candidate] = []
         until = time.process_time() + SECONDS_OF_CONSTANTS
-        launches = list(self._switches.launched)
-        for launched in launches:
+        for launched in list(self._switches.launched):
             arguments = {name: value for (name, _), value in launched.arguments.items()}
             for candidate in sorted(of_constants(launched), key=lambda one: one.order):
                 key = candidate.kernel, candidate.name, candidate.of(arguments, {})
                 if time.process_time() < until and key not in tried:
                     tried[key] = self._mends(candidate, smallest)
-                tries = (candidate, in_all_kernels(candidate, launches)) if tried.get(key) else ()
+                tries = (candidate, in_all_kernels(candidate)) if tried.get(key) else ()
                 found += [one for one in tries if all(self._mends(one, trial) for trial in trials)][:1]
         return sorted(found, key=lambda one: one.order)
 
@@ -579,7 +579,7 @@ def _described(candidate: Candidate) -> tuple[str, str, str, str]:
     if isinstance(candidate, OfArguments):
         old = f"argument {old} of {' and '.join(candidate.kernels or (candidate.kernel,))}"
     if isinstance(candidate, OfConstant):
-        old = f"constant {old} of {' and '.join(candidate.kernels or (candidate.kernel,))}"
+        old = f"constant {old} of {candidate.kernel}" + " and other kernels" * candidate.everywhere
     if isinstance(candidate, OfGrid):
         old = f"{old} of {candidate.kernel}"
     return str(place), text_of(place), old, candidate.new

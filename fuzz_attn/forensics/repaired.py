@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.forensics.candidates import UNLIKELY, AtPlace, Candidate, OfGrid
+from fuzz_attn.forensics.candidates import UNLIKELY, AtPlace, Candidate, OfConstant, OfGrid
 from fuzz_attn.forensics.explanation import Explanation, Finding, Repair
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS
 from fuzz_attn.forensics.near_cases import Kind
@@ -34,7 +34,8 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
     repair = search.repair()
     if repair is None:
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
-    if is_chance(repair, search.found[0], first):
+    avoids_by_a_size = repair.avoids and isinstance(search.found[0], OfConstant)
+    if avoids_by_a_size or is_chance(repair, search.found[0], first):
         return msgspec.structs.replace(found, launches=found.launches + search.launches)
     if repair.avoids:
         return msgspec.structs.replace(found, repair=repair, launches=found.launches + search.launches)

@@ -281,7 +281,7 @@ def type_findings(lab: Lab) -> Iterator[Finding]:
         read = attend(other, lab.experiment.target.rounding_model)["out"]
         value, bound = (each.cpu().numpy()[usable] for each in (read.value, read.bound.expand_as(read.value)))
         with np.errstate(invalid="ignore"):
-            same = (np.abs(actual - value) <= bound) | (actual == value)
+            same = (np.abs(actual - value) <= bound) & np.isfinite(bound) | (actual == value)
         if same.all():  # no factor gives them then, other than by chance
             yield Finding("scale", words)
             return

@@ -255,8 +255,8 @@ class Switches:
     _constants: dict[str, int] = field(default_factory=dict)
     _passed: list[str] = field(default_factory=list)
     passing: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None
-    making: tuple[frozenset[str], str, Callable[[dict[str, Any]], int | None]] | None = None
-    """The kernels, and the constant that is another number, made of the arguments and constants of their launch."""
+    making: tuple[str | None, str, Callable[[dict[str, Any]], int | None]] | None = None
+    """The kernel, or None for all, and the constant that is another number, made of what the launch is given."""
     latest: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The arguments and constants of the latest launch of each kernel."""
     growing: Callable[[str, Grid, dict[str, Any]], Grid] | None = None
@@ -302,7 +302,7 @@ class Switches:
 
     def _constant(self, kernel: str, bound: Bound) -> dict[str, Any]:
         """Return the parameter with the constant that is chosen to be another number; nothing where none is."""
-        if self.making is None or kernel not in self.making[0]:
+        if self.making is None or self.making[0] not in (None, kernel):
             return {}
         _, constant, number_of_launch = self.making
         number = number_of_launch(given_to(bound))

@@ -75,7 +75,7 @@ PLANTED = {
     "chunk_of_the_query_type": r"`constant X of kernel_paged_attention_2d` to `keys\.ptr\.shape\[4\]`",
     # a constant that the launcher computes once for two kernels
     "chunk_of_the_query_type_in_two_kernels": (
-        r"`constant X of kernel_\w+_attention\w* and kernel_\w+_attention\w*` to `keys\.ptr\.shape\[4\]`"
+        r"`constant X of kernel_paged_attention_2d and other kernels` to `keys\.ptr\.shape\[4\]`"
     ),
     # an offset that has the name of its pointer in the IR
     "heads_of_the_output_assumed_dense": r"merge_states\.py:\d+, `head \* 16` to `head \* partial_outputs_stride_head`",
@@ -102,8 +102,18 @@ PLANTED = {
     ),
     # a place in the batch for one within a sequence
     "rows_of_the_first_sequence": r"rows\.py:147, `query \* (\S+)` to `\(query_start \+ query\) \* \1`",
-    # a read of what none has written, of which outputs do not tell where it is wrong
-    "merge_of_splits_without_the_window": r"A change that avoids it, though the mistake may be elsewhere: ",
+    # a constant of one stage, which another stage has too
+    "merge_with_another_tile": r"`constant TILE_SIZE of kernel_mla_merge` to `that of kernel_mla_split`",
+    # a constant that is the size of a tile for all of another one
+    "merge_of_splits_rounded_down": (
+        r"`constant NUM_SPLITS_PADDED of kernel_mla_merge` to `NUM_SPLITS rounded up to a power of two`"
+    ),
+    # the factor of a softmax's maximum, on what a loop has summed
+    "latent_parts_not_rescaled": r"splits\.py:\d+, `output` to `output \* alpha\[:, None\]`",
+    # another variable in a comparison, which its negation does not replace where several segments have keys
+    "segment_by_its_first_tile": r"query_blocks\.py:\d+, `.* == 0` to `segment == 0`",
+    # the begin of a loop that reads outside, though what it attends is right
+    "new_tokens_from_before_the_first": r"`(.*)` to `maximum\(\1, 0\)`",
 }
 
 

@@ -210,6 +210,7 @@ class MergeStates(SmallOperation):
             lse_offset=chance.choice((case.lse_offset, case.lse_offset, 3.0, 50.0, -100.0)),
             lse_spread=WIDE_SPREAD if number % 5 == 2 else case.lse_spread,  # weights of 0 beside others
             gap=chance.choice((case.gap, 4)),
+            empty_states=case.empty_states or (case.empty_rows and number % 3 == 1),  # also beside states with keys
             seed=number,
         )
 
