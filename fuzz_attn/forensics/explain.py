@@ -396,9 +396,13 @@ def _of_padded_rows(experiment: Experiment, found: Explanation) -> Explanation |
 
 
 def _of_unwritten_parts(experiment: Experiment, found: Explanation) -> Explanation | None:
-    """Return with which features a kernel reads what none has written, where the case passes without one of them."""
+    """Return with which features a kernel reads what none has written, where the case passes without one of them.
+
+    The same for errors that only their size shows.
+    """
     first, case = found.findings[0], experiment.case
-    if first.reason != "unwritten" or all(each.kind != "uninitialised" for each in experiment.first.observations):
+    unread = first.reason != "unwritten" or all(each.kind != "uninitialised" for each in experiment.first.observations)
+    if unread and first.reason != "arithmetic":
         return None
     needed = []
     for aspect in FEATURES.values():
@@ -410,7 +414,7 @@ def _of_unwritten_parts(experiment: Experiment, found: Explanation) -> Explanati
             if _failures_of(experiment.with_target(plain, experiment.target)) == []:
                 needed.append(aspect.words)
     right = f"right without: {', '.join(needed)}" if needed else ""
-    full = None if needed else with_keys_in_all_parts(case)
+    full = None if needed or unread else with_keys_in_all_parts(case)
     if full is not None and _failures_of(experiment.with_target(full, experiment.target)) == []:
         right = "right where each part of the keys has some: a part without keys, which nothing has written, is read"
     if not right:

@@ -39,6 +39,8 @@ OF_WIDE: Final = 4
 """The place of a long case whose window, where it has one, is wider than a tile or a segment."""
 WIDE: Final = 50
 """That window, in keys."""
+FEWER_KEYS: Final = 4
+"""How many more query tokens than keys some sequences have, where the case has such."""
 OF_VALUES: Final = 3
 """The place of a case whose values have another size."""
 OF_HEADS: Final = 10
@@ -88,6 +90,10 @@ def near_attention(case: AttentionCase, number: int) -> AttentionCase:
         query_len, context_len = one.query_len, one.context_len
         if mixed or query_len > 1 or not (apart or case.filter_by_query_len):
             query_len = chance.choice((query_len, 2 if apart else 1, 2, 3, 5, 7, 19 if number % 3 == 0 else 3))
+        if context_len < 0 and FAMILIES[case.family].any_lengths and number % 3 == 1:
+            query_len, context_len = max(query_len, FEWER_KEYS + 1), -FEWER_KEYS
+            sequences.append(Sequence(query_len, context_len))
+            continue
         if number >= PLAIN and number % 10 == LONG and not far:
             several = query_len > 1 or not (apart or case.filter_by_query_len)
             sequences = [Sequence(70, min(context_len, 2)) if several else Sequence(query_len, 150)] * 2

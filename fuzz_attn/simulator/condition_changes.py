@@ -17,6 +17,8 @@ from fuzz_attn.simulator.site_values import SiteValues
 from fuzz_attn.simulator.switches import Compute
 from fuzz_attn.ttir.ir import Location, Operation, Value
 
+UNCHECKED: Final = 1.6
+"""The rank of no condition at all, which somebody wrote: behind other numbers for what it compares."""
 NEAR_LINES: Final = 12
 """Lines above a place in which a name counts as one of its own."""
 
@@ -69,7 +71,7 @@ class Conditions(SiteValues):
     def conditions(self) -> Iterator[Change]:
         """Yield the condition turned round, always the same, and with further ones."""
         for truth in (True, False):
-            yield Change(f"always {truth}", self.old, str(truth), 1, partial(full, truth))
+            yield Change(f"always {truth}", self.old, str(truth), UNCHECKED, partial(full, truth))
         yield Change("negated", self.old, f"not ({self.old})", 1, lambda _, value: ~value)
         for mask in self.alike(self.site.value):
             words = self.words(mask)

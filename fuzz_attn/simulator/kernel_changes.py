@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from fuzz_attn.errors import UnknownValueError
-from fuzz_attn.simulator.condition_changes import Change, full
+from fuzz_attn.simulator.condition_changes import UNCHECKED, Change, full
 from fuzz_attn.simulator.formulas import (
     BINARY,
     CASTS,
@@ -474,7 +474,9 @@ class _Proposer(Ranges):
                     continue
                 if maker.name in SHAPES and self.makers.get(operand) is None:
                     continue
-                rank = 2.4 if depth or maker.name == "tt.clampf" else 1  # a limit that somebody wrote is needed
+                rank = UNCHECKED if self.kind == "i1" else 1.0
+                if depth or maker.name == "tt.clampf":  # a limit that somebody wrote is needed
+                    rank = 2.4
                 if index == 1 and maker.name in _OF_THE_FIRST:
                     rank = 5.5
                 name = f"left out {depth} {index} {self.label(operand)}"
