@@ -80,7 +80,7 @@ slow: $(STAMP) ## run the slow tests, a part of which stands for all in `make te
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 -m slow $(ARGS)
 
 drills: $(STAMP) ## run the fault drills (crashes, kills, full disks) and print how many of all passed
-	@$(BIN)/pytest -q -n $(WORKERS) tests/engine/drills $$(grep '^tests/' tests/engine/drills/elsewhere.txt) $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) -m 'slow or not slow' tests/engine/drills $$(grep '^tests/' tests/engine/drills/elsewhere.txt) $(ARGS)
 
 states: $(STAMP) ## fuzz the engine itself with a state machine; EXAMPLES=5000, busy processes beside it: LOAD=8, others: ARGS="--hypothesis-seed=2"
 	@trap 'kill $$(jobs -p) 2> /dev/null || true' EXIT

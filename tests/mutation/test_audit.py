@@ -74,6 +74,7 @@ def test_a_sample_of_the_seeded_bugs_is_found(tmp_path: Path, seeded_bugs: Path)
     assert load(tmp_path / "audit.json") == done
 
 
+@pytest.mark.slow
 def test_most_of_a_sample_of_changed_kernels_is_found_in_a_target_of_a_user(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from fuzz_attn.kernels.unified_attention import unified_attention as mine\n")
     target = f"{tmp_path / 'mine.py'}:mine"

@@ -413,7 +413,9 @@ def test_calls_in_two_streams_are_drawn_where_there_are_streams(monkeypatch: pyt
         assert any(call.stream for sequence in made for call in sequence.calls) is streams
 
 
-@pytest.mark.parametrize("name", ["cached_by_pointer", "cached_by_shape", "keeps_scratch"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(f"cached_by_{name}", marks=pytest.mark.slow) for name in ("pointer", "shape")), "keeps_scratch"]
+)
 def test_what_a_run_finds_replays_and_is_fixed_in_a_right_target(name: str, campaign: Callable[..., Results]) -> None:
     report = campaign("", setup=Setup(f"{KEEPING}:{name}"), max_cases=100, until_failure=True)
     # The campaign ends with its first failure, and may leave a row that was not followed.
