@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Values
 from contextlib import contextmanager
@@ -53,18 +54,33 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let ``--hypothesis-seed`` choose other examples."""
     config.addinivalue_line("markers", "pairwise(**axes): run with rows that hold each two values of two arguments")
     config.addinivalue_line("markers", "slow: run by `make slow`, and by `make test` only where it is named")
+    config.addinivalue_line("markers", "sampled(every): of the rows of this test only each so many is not slow")
     if config.getoption("--hypothesis-seed") is not None:
         settings.load_profile("seeded")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave slow tests out, unless ``-m`` chooses or a test is named: then all that was asked for runs."""
+    _mark_rows(items)
     if config.getoption("markexpr") or any("::" in argument for argument in config.args):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def _mark_rows(items: Iterable[pytest.Item]) -> None:
+    """Mark as slow the rows that the marker ``sampled`` leaves out, the same ones each time."""
+    rows: Counter[str] = Counter()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None:
+            function = item.nodeid.partition("[")[0]
+            if rows[function] % sampled.args[0]:
+                item.add_marker("slow")
+            rows[function] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -47,6 +47,7 @@ def text_of(page: Path) -> str:
     return html.unescape(re.sub(r"<[^>]*>", "", source[source.index("<article") :]))
 
 
+@pytest.mark.slow
 def test_every_page_is_made_and_is_in_the_contents(built: Path) -> None:
     index = (built / "docs" / "index.html").read_text(encoding="utf-8")
     linked = set(re.findall(r'class="reference internal" href="([\w.]+)\.html"', index))

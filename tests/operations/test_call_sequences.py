@@ -330,6 +330,7 @@ def test_a_second_call_that_differs_in_one_argument_finds_a_stale_cache(judged: 
     assert explanation.cause == f"earlier call: {CAUSES['cached_by_shape']}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("file", "name"), RIGHT)
 def test_what_a_target_keeps_rightly_passes(file: str, name: str, judged: Callable[..., Any]) -> None:
     for sequence in SEQUENCES:
@@ -414,7 +415,8 @@ def test_calls_in_two_streams_are_drawn_where_there_are_streams(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    "name", [*(pytest.param(f"cached_by_{name}", marks=pytest.mark.slow) for name in ("pointer", "shape")), "keeps_scratch"]
+    "name",
+    [*(pytest.param(f"cached_by_{name}", marks=pytest.mark.slow) for name in ("pointer", "shape")), "keeps_scratch"],
 )
 def test_what_a_run_finds_replays_and_is_fixed_in_a_right_target(name: str, campaign: Callable[..., Results]) -> None:
     report = campaign("", setup=Setup(f"{KEEPING}:{name}"), max_cases=100, until_failure=True)

@@ -134,6 +134,7 @@ def lies_within(case: AttentionCase, domain: Domain) -> bool:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("domain", DOMAINS, ids=[f"domain{number}" for number in range(len(DOMAINS))])
 def test_every_case_lies_within_its_domain_which_promises_it(sample: Any, domain: Domain) -> None:
     drawn = sample(cases(domain), 60)
@@ -251,6 +252,7 @@ def test_drawn_cases_survive_a_json_round_trip(drawn_cases: list[AttentionCase])
         assert msgspec.json.decode(msgspec.json.encode(case), type=AttentionCase) == case
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("condition", "expected"),
     [

@@ -126,6 +126,7 @@ def test_every_shape_is_drawn_early(name: str, seed: int) -> None:
     assert missing(name, seed) == set()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DOMAINS)
 def test_a_share_of_the_cases_looks_like_serving(name: str) -> None:
     found = sum(map(looks_like_serving, islice(drawn(name, SEEDS[0]), OF_CASES)))

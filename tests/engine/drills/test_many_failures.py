@@ -19,7 +19,7 @@ from fuzz_attn.oracle.verdict import Verdict
 Start = Callable[..., Any]
 
 KNOWN = 45
-LIMIT = 6.0
+LIMIT = 3.0
 LATE = 120.0
 """Seconds that a busy machine may take to start and end a run; a run that waited for ever took no end at all."""
 
