@@ -118,9 +118,8 @@ PLANTED = {
 QUICK = (
     # a predicate, the end of a loop, what a variable is before it, and an element that is never written
     *("causal_or_equal", "merge_maximum_lacks_the_last_state", "merge_starts_from_0", "write_skips_slot_0"),
-    # programs, a rounding, an offset, a constant by its own name
-    *("last_block_without_a_program", "sum_rounded_after_each_state"),
-    *("heads_of_the_output_assumed_dense", "merge_with_padded_splits"),
+    # a rounding, an offset, a constant by its own name
+    *("sum_rounded_after_each_state", "heads_of_the_output_assumed_dense", "merge_with_padded_splits"),
     # a comparison that kernels with other constants share, and a place that no finding names
     *("empty_splits_are_read", "context_of_all_keys"),
 )
