@@ -140,6 +140,7 @@ def test_shapes_agree_with_reference(at: int, name: str, unified: Any, simulator
     unified.assert_agrees(unified.Problem(**(features | SHAPES[name])), simulator)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_segments", [1, 2, 5, 8, 40])
 @pytest.mark.parametrize("window", [0, 20], ids=["no_window", "window_20"])
 def test_any_number_of_segments_agrees_with_reference(

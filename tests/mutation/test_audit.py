@@ -110,6 +110,7 @@ def test_mutants_that_break_their_process_are_found_and_the_others_judged(tmp_pa
     assert "1 mutant not found" in text_of(audit_report.render(done))
 
 
+@pytest.mark.slow
 def test_several_seeds_judge_the_same_mutants(tmp_path: Path) -> None:
     options: dict[str, Any] = {"survey_cases": 5, "max_cases": 10, "target": "merge_states"}
     options |= {"only": ("merge_states.py:60/arith.subf#0",), "seeds": (3, 4), "workers": 2}

@@ -291,7 +291,7 @@ def judged() -> Iterator[Callable[..., Any]]:
         worker.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", [FILES[0], pytest.param(FILES[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WRONG)
 def test_what_a_target_keeps_wrongly_fails_and_is_explained(name: str, file: str, judged: Callable[..., Any]) -> None:
     target = f"{file}:{name}"

@@ -154,6 +154,7 @@ def test_each_pair_of_features_occurs_unless_it_is_excluded(sample: Any) -> None
     assert absent == {*EXCLUSIVE.excluded, frozenset({"fp8_kv", "fp8_q"})}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("feature", sorted(FEATURES_OF["unified"] - RARE))
 def test_share_of_cases_with_each_feature(drawn_cases: list[AttentionCase], feature: str) -> None:
     share = sum(feature in features(case) for case in drawn_cases) / len(drawn_cases)
@@ -170,6 +171,7 @@ RARE_IN: dict[Family, set[str]] = {
 another path than the usual one."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"unified"}))
 def test_share_of_cases_with_each_feature_of_split_families(sample: Any, family: Family) -> None:
     drawn = [features(case) for case in sample(cases(Domain(family=family)), 600)]

@@ -120,6 +120,7 @@ def test_there_are_forty_shapes() -> None:
     assert len(SHAPES) == 40
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["unified", "plain"])
 def test_every_shape_is_drawn_early(name: str, seed: int) -> None:

@@ -37,6 +37,7 @@ def test_harm_is_found_saved_and_replayed(target: str, start: Start) -> None:
     assert "FAILED" in run.replay("--memory", "1G")
 
 
+@pytest.mark.slow
 def test_exhausted_memory_is_found_saved_and_replayed(start: Start) -> None:
     run = start("exhausts_memory", "--max-time", "200", "--memory", "1G")
     run.wait_until(lambda: confirmed(run))
@@ -79,6 +80,7 @@ def test_a_failure_that_needs_earlier_cases_says_so(start: Start) -> None:
     assert "FAILED" in run.replay()
 
 
+@pytest.mark.slow
 def test_deaths_that_need_earlier_cases_are_a_failure(start: Start) -> None:
     run = start("kills_itself_later", "--max-cases", "40")
     run.end(1)
