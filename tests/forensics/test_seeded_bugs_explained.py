@@ -36,7 +36,8 @@ QUICK_PLANTED = (
     "values_in_the_buffer_with_the_scale_of_keys",
     # and one for each other reason
     *("alibi_of_plain_distance", "begin_of_a_segment_at_least_the_first_tile", "block_of_any_group"),
-    *("chunk_only_without_a_window", "mask_rows_of_the_context", "merge_with_padded_splits", "pages_in_8_bits"),
+    *("chunk_only_without_a_window", "latent_parts_not_rescaled", "mask_rows_of_the_context"),
+    *("merge_with_padded_splits", "pages_in_8_bits"),
     *("positions_from_top_left", "qq_bias_without_first_column", "rows_of_the_first_sequence"),
     *("sink_without_shift_in_the_lse", "softcap_of_a_quarter", "unequal_parts_merged_undivided"),
 )
