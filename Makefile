@@ -30,7 +30,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help fuzz replay ledger explanations operations evidence history launchers nightly test time-to-bug drills states faults gpu conformance bench coverage lint format docs walk wheel hooks clean
+.PHONY: help fuzz replay ledger explanations operations evidence history launchers nightly test slow time-to-bug drills states faults gpu conformance bench coverage lint format docs walk wheel hooks clean
 
 # Compiled files are kept, which `make clean` removes: the tests start hundreds of processes, and each would compile this
 # package again, and pytest every test in every worker.
@@ -73,11 +73,14 @@ history: $(STAMP) ## which bugs of the trackers are expressed, drawn and planted
 nightly: $(STAMP) ## fuzz on a GPU for an hour, into reports/nightly; seconds: NIGHTLY_TIME=600
 	@$(BIN)/fuzz-attn run --backend cuda --max-time $(NIGHTLY_TIME) --out reports/nightly $(ARGS)
 
-test: $(STAMP) ## run the whole test suite; a part of it: ARGS="tests/house -k links"
+test: $(STAMP) ## run the test suite without the slow tests; a part of it: ARGS="tests/house -k links"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 $(ARGS)
 
+slow: $(STAMP) ## run the slow tests, a part of which stands for all in `make test`; one: ARGS="tests/forensics -k window"
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 -m slow $(ARGS)
+
 drills: $(STAMP) ## run the fault drills (crashes, kills, full disks) and print how many of all passed
-	@$(BIN)/pytest -q -n $(WORKERS) tests/engine/drills $$(grep '^tests/' tests/engine/drills/elsewhere.txt) $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) -m 'slow or not slow' tests/engine/drills $$(grep '^tests/' tests/engine/drills/elsewhere.txt) $(ARGS)
 
 states: $(STAMP) ## fuzz the engine itself with a state machine; EXAMPLES=5000, busy processes beside it: LOAD=8, others: ARGS="--hypothesis-seed=2"
 	@trap 'kill $$(jobs -p) 2> /dev/null || true' EXIT

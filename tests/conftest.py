@@ -2,9 +2,14 @@
 
 import gc
 import importlib.util
+import json
 import os
 import re
+import signal
+import subprocess
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Values
 from contextlib import contextmanager
@@ -35,7 +40,7 @@ from fuzz_attn.errors import BudgetSpentInterrupt
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.mask_gaps import Explanation
 from fuzz_attn.strategies.covering_arrays import pairwise
-from fuzz_attn.workers.fork_service import VARIABLE, fork_server, kind_of, worker_environment
+from fuzz_attn.workers.fork_service import VARIABLE, fork_server, forked, kind_of, worker_environment
 
 # No test may fail by chance or on a slow machine: Hypothesis draws the same examples each time, and measures no time.
 settings.register_profile(
@@ -48,8 +53,34 @@ settings.load_profile("reproducible")
 def pytest_configure(config: pytest.Config) -> None:
     """Let ``--hypothesis-seed`` choose other examples."""
     config.addinivalue_line("markers", "pairwise(**axes): run with rows that hold each two values of two arguments")
+    config.addinivalue_line("markers", "slow: run by `make slow`, and by `make test` only where it is named")
+    config.addinivalue_line("markers", "sampled(every): of the rows of this test only each so many is not slow")
     if config.getoption("--hypothesis-seed") is not None:
         settings.load_profile("seeded")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests out, unless ``-m`` chooses or a test is named: then all that was asked for runs."""
+    _mark_rows(items)
+    if config.getoption("markexpr") or any("::" in argument for argument in config.args):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def _mark_rows(items: Iterable[pytest.Item]) -> None:
+    """Mark as slow the rows that the marker ``sampled`` leaves out, the same ones each time."""
+    rows: Counter[str] = Counter()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None:
+            function = item.nodeid.partition("[")[0]
+            if rows[function] % sampled.args[0]:
+                item.add_marker("slow")
+            rows[function] += 1
 
 
 def pytest_collection_finish() -> None:
@@ -139,6 +170,32 @@ def forks() -> Iterator[None]:
         yield
         path = os.environ.get(VARIABLE)
         assert path is None or Path(path).name == kind_of(worker_environment()), "no worker is a fork any more"
+
+
+def _program_run(
+    program: Path, *arguments: object, variables: Mapping[str, str] = {}, without: Values[str] = ()
+) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in worker_environment().items() if name not in without} | {**variables}
+    environment["PYTHONPATH"] = os.pathsep.join((environment["PYTHONPATH"], str(Path(__file__).parent)))
+    command = [str(program), *map(str, arguments)]
+    with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as errors:
+        reading, writing = os.pipe()
+        fork = forked((sys.executable, "-P", "-m", "forked_program"), environment, reading, reading, signal.SIGKILL)
+        os.close(reading)
+        assert fork is not None, "the tests' fork server does not serve this environment"
+        with open(writing, "w", encoding="utf-8") as pipe:
+            json.dump({"command": command, "printed": [out.name, errors.name]}, pipe)
+        return subprocess.CompletedProcess(command, fork.wait(), out.read(), errors.read())
+
+
+@pytest.fixture(scope="session")
+def run_program() -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Return a function that runs a Python file with arguments in a process of its own, and returns what it printed.
+
+    The process is a fork of one that has imported torch, which would take two seconds each time. Keywords set variables
+    of its environment, and leave some out.
+    """
+    return _program_run
 
 
 def spec_of_target(name: str) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,11 @@ from triton.runtime import Autotuner, JITFunction
 PROGRAM = Path(__file__).with_name("compiling_program.py")
 
 
-def test_launches_find_what_was_compiled_ahead(tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
-    command = [sys.executable, "-P", str(PROGRAM), "unified", "5"]
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    figures: dict[str, Any] = json.loads(printed)
+def test_launches_find_what_was_compiled_ahead(tmp_path: Path, run_program: Callable[..., Any]) -> None:
+    variables = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    done = run_program(PROGRAM, "unified", "5", variables=variables)
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, Any] = json.loads(done.stdout)
     assert figures.pop("kernels") > 3
     assert figures == {
         "same keys": True,

@@ -47,6 +47,7 @@ def text_of(page: Path) -> str:
     return html.unescape(re.sub(r"<[^>]*>", "", source[source.index("<article") :]))
 
 
+@pytest.mark.slow
 def test_every_page_is_made_and_is_in_the_contents(built: Path) -> None:
     index = (built / "docs" / "index.html").read_text(encoding="utf-8")
     linked = set(re.findall(r'class="reference internal" href="([\w.]+)\.html"', index))
@@ -61,6 +62,7 @@ def test_first_page_has_the_lines_of_the_readme() -> None:
     assert lines.strip() in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_command_line_page_has_every_command_and_option(built: Path) -> None:
     text = text_of(built / "docs" / "cli.html")
     for name, command in main.commands.items():
@@ -69,6 +71,7 @@ def test_command_line_page_has_every_command_and_option(built: Path) -> None:
         assert [option for option in options if option not in text] == []
 
 
+@pytest.mark.slow
 def test_api_page_has_the_public_names(built: Path) -> None:
     text = text_of(built / "docs" / "api.html")
     for name in (
@@ -88,6 +91,7 @@ def test_api_page_has_the_public_names(built: Path) -> None:
     assert "Fuzz a target in worker processes and return what was found" in text
 
 
+@pytest.mark.slow
 def test_pages_load_nothing_from_a_network(built: Path) -> None:
     for file in (path for path in built.rglob("*") if path.suffix in LOADED):
         places = [place for found in LOADED[file.suffix].findall(file.read_text(encoding="utf-8")) for place in found]

@@ -53,7 +53,9 @@ REPLAYED = ("window_one_too_long", "killed", "depends_on_poison")
 """Those of which a worker plays the saved file too: by the oracle, a crash and a relation."""
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "nondeterministic" else name for name in WRONG]
+)
 def test_a_wrong_target_is_found_shrunk_and_saved(name: str, campaign: Run, spec: SpecOf) -> None:
     cases = ENOUGH_FOR_A_RELATION if WRONG[name] == "determinism" else ENOUGH_CASES
     outcome = campaign(name, max_cases=cases, until_failure=True)

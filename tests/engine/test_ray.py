@@ -90,6 +90,7 @@ def unified_attention(*args, **options):
 one whose node is killed has not finished before it dies too."""
 
 
+@pytest.mark.slow
 def test_a_lost_node_and_a_late_one_leave_the_number_of_cases(cluster: Cluster, tmp_path: Path) -> None:
     ready: set[int] = set()
     ended: set[int] = set()

@@ -8,10 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import pytest
@@ -45,6 +45,7 @@ from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.draws import Sample
 from fuzz_attn.targets.built_in import BUILT_IN_LAUNCHERS, built_in
 
+Results: TypeAlias = Callable[..., dict[str, tuple[int, str]]]
 HERE = Path(__file__).parent
 SCRIPT = str(Path(sys.executable).with_name("fuzz-attn"))
 LEAST = "q, k, v, out, cu_seqlens_q, seqused_k, softmax_scale, block_table"
@@ -169,16 +170,6 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def run(program: Path, *arguments: object, path: Path) -> str:
-    """Return what a Python program printed; modules of ``path`` can be imported."""
-    places = os.pathsep.join((str(path), os.environ.get("PYTHONPATH", "")))
-    environment = {**os.environ, "PYTHONPATH": places, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(program), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture
 def scripts(tmp_path: Path) -> Path:
     """Return a new folder for counterexamples and their scripts."""
@@ -213,15 +204,25 @@ def export(folder: Path) -> None:
             exported(found, found.target, found.binding).save(path.with_suffix(".py"))
 
 
-def results(folder: Path, kernels: Path, *arguments: str) -> dict[str, tuple[int, str]]:
-    """Return exit status and output of each script of a folder, run where fuzz_attn cannot be imported."""
-    found: dict[str, Any] = json.loads(run(HERE / "running_program.py", folder, *arguments, path=kernels))
-    return {name: (status, text) for name, (status, text) in found.items()}
+@pytest.fixture
+def results(run_program: Callable[..., Any], kernels: Path) -> Results:
+    """Return a function that runs a folder's scripts where fuzz_attn cannot be imported.
+
+    It returns the exit status and the output of each.
+    """
+
+    def run(folder: Path, *arguments: str) -> dict[str, tuple[int, str]]:
+        done = run_program(HERE / "running_program.py", folder, *arguments, variables={"CUDA_VISIBLE_DEVICES": ""})
+        assert done.returncode == 0, done.stdout + done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return {name: (status, text) for name, (status, text) in found.items()}
+
+    return run
 
 
 @pytest.mark.parametrize("options", [(), ("--tight",)])
 def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
-    options: tuple[str, ...], scripts: Path, kernels: Path
+    options: tuple[str, ...], scripts: Path, results: Results
 ) -> None:
     chosen = {"unified", *[*CASES][len(options) :: 2]}
     for name in chosen:
@@ -229,7 +230,7 @@ def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
         save(scripts, f"right_{name}", f"standing.{module}:{function}", CASES[name])
         save(scripts, f"broken_{name}", f"standing.{module}:broken_{CASES[name].family}", CASES[name])
     export(scripts)
-    found = results(scripts, kernels, "--device", "cpu", *options)
+    found = results(scripts, "--device", "cpu", *options)
     for name in chosen:
         assert found[f"right_{name}"] == (0, "right\n")
         status, text = found[f"broken_{name}"]
@@ -239,7 +240,7 @@ def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
         assert text.endswith("WRONG\n")
 
 
-def test_scripts_of_several_calls_find_what_a_target_keeps(scripts: Path, kernels: Path) -> None:
+def test_scripts_of_several_calls_find_what_a_target_keeps(scripts: Path, kernels: Path, results: Results) -> None:
     one, other = (AttentionCase((Sequence(1, 3), Sequence(2, last))) for last in (1, 0))
     keeping = shutil.copy(TARGETS / "keeping_calls.py", kernels)
     wrong = {
@@ -255,7 +256,7 @@ def test_scripts_of_several_calls_find_what_a_target_keeps(scripts: Path, kernel
         save(scripts, f"right_{name}", f"{keeping}:right_by_pointer", sequence)
     save(scripts, "right_memory", f"{keeping}:right_by_pointer", memory)
     export(scripts)
-    found = results(scripts, kernels, "--device", "cpu")
+    found = results(scripts, "--device", "cpu")
     assert {name: status for name, (status, _) in found.items()} == {
         name: 0 if name.startswith("right") else 1 for name in found
     }, found
@@ -275,7 +276,7 @@ def checkout_in(folder: Path, module: str) -> Path:
 
 
 def test_scripts_of_files_find_each_kind_of_failure(
-    case: AttentionCase, scripts: Path, kernels: Path, tmp_path: Path
+    case: AttentionCase, scripts: Path, kernels: Path, results: Results, tmp_path: Path
 ) -> None:
     torch_attention, misbehaving = (f"{kernels / name}.py" for name in ("torch_attention", "misbehaving"))
     far = replace(case, pages=PageLayout(block_size=4, first_block=2**20), strides=Strides())
@@ -312,7 +313,7 @@ def test_scripts_of_files_find_each_kind_of_failure(
     save(scripts, "right_range", right, case, **RANGE)
     save(scripts, "right_seen", right, case, **ONLY_SEEN)
     export(scripts)
-    found = results(scripts, kernels, "--device", "cpu")
+    found = results(scripts, "--device", "cpu")
     assert {name: status for name, (status, _) in found.items()} == {
         name: 0 if name.startswith("right") else 1 for name in found
     }
@@ -361,7 +362,7 @@ def in_a_tuple(asks, key_pages, value_pages, where, token_offsets, lens, tempera
 """
 
 
-def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: Path) -> None:
+def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: Path, results: Results) -> None:
     stated = msgspec.toml.decode((TARGETS / "invented_names.toml").read_bytes())
     conventions = {"layout": "heads_first", "output": "returned", "window": "left", "scales": "float", "fp8": "typed"}
     binding = msgspec.convert({**stated, **conventions, "scale_direction": "divide"}, Binding)
@@ -374,7 +375,7 @@ def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: P
             save(scripts, name, f"{kernels / file}.py:{name}", case, binding=binding)
     save(scripts, "order", f"{kernels / 'invented_names'}.py:ragged_paged", case, "batch_order", binding=binding)
     export(scripts)
-    found = results(scripts, kernels, "--device", "cpu")
+    found = results(scripts, "--device", "cpu")
     assert (found["ragged_paged"], found["in_a_tuple"]) == ((0, "right\n"), (0, "right\n"))
     assert found["order"] == (0, "Second call, a launch of the batch in reverse order\nright\n")
     assert found["half_too_large"][0] == found["other_shape"][0] == 1
@@ -385,10 +386,11 @@ def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: P
     )
 
 
-def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernels: Path) -> None:
-    """Of what the kernels promise, with one of four relations by turns, and with large tensors in a file beside it."""
-    random = Random(11)
-    for at, (family, place) in enumerate(BUILT_IN_LAUNCHERS.items()):
+def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, results: Results) -> None:
+    """Of what the kernels promise, with one of four relations in turn, and with large tensors in a file beside it."""
+    random = Random(14)
+    launchers = [*BUILT_IN_LAUNCHERS.items()][1::2]
+    for at, (family, place) in enumerate(launchers):
         target = built_in(family)
         assert target is not None
         domain, cache = target.domain, FAMILIES[family].cache
@@ -400,8 +402,8 @@ def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, kernel
         save(scripts, f"{family}_{relation}", f"standing.{place}", drawn(domain, relation, random), relation)
     export(scripts)
     assert list(scripts.glob("*.safetensors"))
-    found = results(scripts, kernels, "--device", "cpu")
-    assert len(found) == len(BUILT_IN_LAUNCHERS)
+    found = results(scripts, "--device", "cpu")
+    assert len(found) == len(launchers)
     assert {name: text for name, (status, text) in found.items() if status} == {}
 
 
@@ -416,7 +418,7 @@ def broken_lse(*arguments, **given):
 """
 
 
-def test_scripts_check_a_log_sum_exp(scripts: Path, kernels: Path) -> None:
+def test_scripts_check_a_log_sum_exp(scripts: Path, kernels: Path, results: Results) -> None:
     (kernels / "lse_decode.py").write_text(BROKEN_LSE)
     for relation in (None, "page_permutation", "batch_order"):
         for name in ("mla_decode", "broken_lse"):
@@ -424,7 +426,7 @@ def test_scripts_check_a_log_sum_exp(scripts: Path, kernels: Path) -> None:
     no_key = replace(WITH_LSE, sequences=(*WITH_LSE.sequences, Sequence(1, -1)))
     save(scripts, "row_without_keys", "lse_decode:mla_decode", no_key, None)
     export(scripts)
-    found = results(scripts, kernels, "--device", "cpu")
+    found = results(scripts, "--device", "cpu")
     assert {name: status for name, (status, _) in found.items()} == {name: int("broken" in name) for name in found}
     out, lse = found["broken_lse_None"][1].split("Output lse\n")
     assert out == "Output out\n"
@@ -441,7 +443,7 @@ def drawn(domain: Domain, relation: str, random: Random) -> AttentionCase:
     """Return a case for which the relation holds, and which Triton's interpreter runs quickly and rightly."""
     while True:
         case = Sample(random).draw(cases(domain))
-        few = case.num_tokens * case.heads.num_query_heads * case.max_seq_len < 500
+        few = case.num_tokens * case.heads.num_query_heads * case.max_seq_len < 150
         exact = {case.dtypes.q, case.dtypes.out} <= {"float32", "float16"}
         if few and exact and relation in relations_of(case, domain):
             return case
@@ -462,14 +464,13 @@ def test_target_of_a_declaration_needs_the_declaration(scripts: Path, kernels: P
 
 def test_command_writes_the_script(scripts: Path, kernels: Path) -> None:
     save(scripts, "a", f"{kernels / 'torch_attention.py'}:last_row_unwritten", CASES["unified"])
-    command = [SCRIPT, "export", str(scripts / "a.json"), "--script", str(scripts / "b.py")]
-    refused = CliRunner().invoke(main, command[1:])
+    command = ["export", str(scripts / "a.json"), "--script", str(scripts / "b.py")]
+    refused = CliRunner().invoke(main, command)
     assert refused.exit_code == 2
     assert "a file does not choose what code runs" in refused.stderr
     assert not (scripts / "b.py").exists()
-    command.append("--trust")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"written  {scripts / 'b.py'}\n"), done.stderr
+    done = CliRunner().invoke(main, [*command, "--trust"])
+    assert (done.exit_code, done.stdout) == (0, f"written  {scripts / 'b.py'}\n"), done.stderr
     assert (scripts / "b.py").read_text().startswith('r"""A wrong result of last_row_unwritten of ')
 
 

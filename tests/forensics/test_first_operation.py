@@ -2,9 +2,7 @@
 
 import json
 import re
-import subprocess
-import sys
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,35 +44,36 @@ UNNAMED = {
 }
 
 
-@cache
-def answers() -> dict[str, dict[str, Any]]:
+@pytest.fixture(scope="module")
+def answers(run_program: Callable[..., Any]) -> dict[str, dict[str, Any]]:
     """Return what one process says of all of them: the simulator is not the backend of this process."""
     program, cases = HERE / "first_operation_program.py", HERE / "seeded_bug_cases.json"
-    command = [sys.executable, str(program), str(cases), *NAMED, *UNNAMED]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program(program, cases, *NAMED, *UNNAMED)
     assert done.returncode == 0, done.stderr
     return {row["bug"]: row for row in map(json.loads, done.stdout.splitlines())}
 
 
 @pytest.mark.parametrize("bug", NAMED)
-def test_the_operation_is_on_the_edited_line_or_the_first_that_uses_it(bug: str) -> None:
-    found, (file, source, words) = answers()[bug], NAMED[bug]
+def test_the_operation_is_on_the_edited_line_or_the_first_that_uses_it(
+    bug: str, answers: dict[str, dict[str, Any]]
+) -> None:
+    found, (file, source, words) = answers[bug], NAMED[bug]
     assert Path(found["site"].rpartition(":")[0]).name == file
     assert source in found["source"]
     assert re.search(words, found["words"])
 
 
 @pytest.mark.parametrize("pair", UNNAMED)
-def test_where_no_operation_is_named_one_sentence_says_why(pair: str) -> None:
-    found = answers()[pair]
+def test_where_no_operation_is_named_one_sentence_says_why(pair: str, answers: dict[str, dict[str, Any]]) -> None:
+    found = answers[pair]
     assert "site" not in found
     assert re.match(UNNAMED[pair], found["words"]), found["words"]
 
 
-def test_the_line_of_an_edit_that_the_value_comes_from_is_named() -> None:
-    lines = answers()["causal_or_equal"]
+def test_the_line_of_an_edit_that_the_value_comes_from_is_named(answers: dict[str, dict[str, Any]]) -> None:
+    lines = answers["causal_or_equal"]
     assert [line.rpartition("/")[2].partition(":")[0] for line in lines["own_lines"]] == ["scores.py"]
-    arguments = answers()["values_strided_like_keys"]["notes"]
+    arguments = answers["values_strided_like_keys"]["notes"]
     assert any("`values.stride_slot` 16, in the healthy kernel 17" in note for note in arguments)
 
 

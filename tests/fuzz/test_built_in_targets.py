@@ -11,16 +11,16 @@ from fuzz_attn.operations.registry import FAMILIES
 from fuzz_attn.report.mask_gaps import Explanation
 
 CASES = {
-    "unified": 60,
-    "paged": 40,
-    "context": 40,
-    "chunked": 40,
-    "extend": 40,
-    "mla_decode": 40,
-    "token_decode": 40,
-    "varlen": 40,
-    "merge_states": 40,
-    "cache_write": 40,
+    "unified": 30,
+    "paged": 12,
+    "context": 12,
+    "chunked": 12,
+    "extend": 12,
+    "mla_decode": 12,
+    "token_decode": 12,
+    "varlen": 12,
+    "merge_states": 12,
+    "cache_write": 12,
 }
 
 

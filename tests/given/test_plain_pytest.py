@@ -131,6 +131,7 @@ def test_twelve_lines_find_shrink_and_explain(folder: Path) -> None:
     assert len(list((folder / path).parent.iterdir())) == 1, "the same case is saved once"
 
 
+@pytest.mark.slow
 def test_other_habits(folder: Path, case: AttentionCase) -> None:
     saved = counterexample.signed("x", "unified", None, case, Verdict("oracle", "nan"))
     shutil.move(counterexample.save(saved, folder), folder / "saved.json")

@@ -155,4 +155,4 @@ def test_ci_runs_lint_and_test() -> None:
 
 def test_pull_request_workflow_runs_the_ci_script() -> None:
     workflow = (ROOT / ".github" / "workflows" / "pull-request.yml").read_text(encoding="utf-8")
-    assert re.findall(r"^ +- run: (.*)$", workflow, flags=re.MULTILINE) == [".ci/run"]
+    assert re.findall(r"^ +- run: (.*)$", workflow, flags=re.MULTILINE) == [".ci/run", "make docs"]

@@ -109,7 +109,7 @@ def test_files_exist(name: str) -> None:
 
 
 def test_nightly_uploads_its_output_in_any_case() -> None:
-    (job,) = jobs_of("nightly")
+    job = parsed("nightly")["jobs"]["fuzz"]
     (kept,) = (step for step in job["steps"] if step.get("uses", "").startswith("actions/upload-artifact@"))
     assert kept["if"] == "always()"
     assert f"--out {kept['with']['path']}" in made("nightly")
@@ -119,6 +119,12 @@ def test_nightly_uploads_its_output_in_any_case() -> None:
 def test_nightly_fuzzes_on_a_gpu_for_the_given_time() -> None:
     assert "fuzz-attn run --backend cuda --max-time 3600 --out" in made("nightly")
     assert "fuzz-attn run --backend cuda --max-time 77 --out" in made("nightly", "NIGHTLY_TIME=77")
+
+
+def test_slow_tests_run_every_night() -> None:
+    steps = parsed("nightly")["jobs"]["slow"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == ["make slow", "make explanations"]
+    assert "pytest -n auto --dist worksteal --durations=15 -m slow" in made("slow")
 
 
 def test_replay_takes_file_target_and_backend() -> None:

@@ -119,6 +119,7 @@ MEANS: list[tuple[Arguments, tuple[list[int], ...]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("changes", "seen"), MEANS, ids=str)
 @pytest.mark.parametrize("tile_size", [16, None])
 def test_queries_of_zero_give_the_mean_of_what_they_see(

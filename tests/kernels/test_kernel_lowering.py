@@ -1,9 +1,7 @@
 """The kernels lower to verified TTIR for Hopper: the compiler rejects much that the interpreter accepts."""
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,9 @@ PROGRAM = Path(__file__).with_name("lowering_program.py")
 
 
 @pytest.fixture(scope="module")
-def lowered() -> dict[str, dict[str, Any]]:
+def lowered(run_program: Callable[..., Any]) -> dict[str, dict[str, Any]]:
     """The output of `lowering_program.py`: case -> kernel -> facts."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run([sys.executable, PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    run = run_program(PROGRAM, without=["TRITON_INTERPRET"])
     assert run.returncode == 0, run.stderr
     results: dict[str, dict[str, Any]] = json.loads(run.stdout)
     return results

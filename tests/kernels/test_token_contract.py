@@ -98,6 +98,7 @@ def numbers(**changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return given["out"], lse
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(
     "splits",

@@ -110,6 +110,7 @@ def interpreted() -> list[str]:
     return [*DTYPES, *[*FEATURES, *SHAPES][::3]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.pairwise(
     name=tuple(DTYPES), num_segments={"2d": 0, "3d": 3}, features={"plain": {}, "everything": EVERYTHING}
 )
@@ -120,6 +121,7 @@ def test_dtypes_agree_with_reference(
     unified.assert_agrees(problem, simulator)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FEATURES)
 @pytest.mark.parametrize(
     ("num_segments", "q_dtype"), [(0, torch.float16), (3, torch.float32)], ids=["2d-fp16", "3d-fp32"]
@@ -131,12 +133,14 @@ def test_features_agree_with_reference(
     unified.assert_agrees(unified.Problem(**changes), simulator)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("at", "name"), [*enumerate(SHAPES)])
 def test_shapes_agree_with_reference(at: int, name: str, unified: Any, simulator: SimulatorBackend) -> None:
     features = EVERYTHING if at % 2 else {}
     unified.assert_agrees(unified.Problem(**(features | SHAPES[name])), simulator)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_segments", [1, 2, 5, 8, 40])
 @pytest.mark.parametrize("window", [0, 20], ids=["no_window", "window_20"])
 def test_any_number_of_segments_agrees_with_reference(
@@ -153,6 +157,7 @@ def test_any_number_of_segments_agrees_with_reference(
     unified.assert_agrees(problem, simulator)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("at", "name"), [*enumerate(interpreted())])
 def test_interpreter_agrees_with_reference(at: int, name: str, unified: Any, interpreter: InterpreterBackend) -> None:
     changes = next(table[name] for table in TABLES if name in table)

@@ -74,6 +74,7 @@ def test_a_sample_of_the_seeded_bugs_is_found(tmp_path: Path, seeded_bugs: Path)
     assert load(tmp_path / "audit.json") == done
 
 
+@pytest.mark.slow
 def test_most_of_a_sample_of_changed_kernels_is_found_in_a_target_of_a_user(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from fuzz_attn.kernels.unified_attention import unified_attention as mine\n")
     target = f"{tmp_path / 'mine.py'}:mine"
@@ -109,6 +110,7 @@ def test_mutants_that_break_their_process_are_found_and_the_others_judged(tmp_pa
     assert "1 mutant not found" in text_of(audit_report.render(done))
 
 
+@pytest.mark.slow
 def test_several_seeds_judge_the_same_mutants(tmp_path: Path) -> None:
     options: dict[str, Any] = {"survey_cases": 5, "max_cases": 10, "target": "merge_states"}
     options |= {"only": ("merge_states.py:60/arith.subf#0",), "seeds": (3, 4), "workers": 2}

@@ -64,13 +64,17 @@ KERNELS: dict[FamilyName, tuple[str, ...]] = {
     "merge_states": ("kernel_merge_states",),
     "cache_write": ("kernel_cache_write",),
 }
+SLOW: set[FamilyName] = {"unified", "paged", "context", "extend", "token_decode"}
+"""Families whose kernels take seconds each. `make slow` surveys them every night."""
 
 
 def covered(spot: Spot, changes: tuple[IrChange, ...]) -> set[str]:
     return {f"{c.operation}#{c.ordinal}/{c.change}" for c in changes if spot.covers(c)}
 
 
-@pytest.mark.parametrize("family", KERNELS)
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=pytest.mark.slow) if family in SLOW else family for family in KERNELS]
+)
 def test_reasons_name_changes_that_exist_and_no_claim_is_refuted(family: FamilyName) -> None:
     """The audit checks the claims in more cases: here each change runs in the first ones that have it."""
     with AuditPool(AuditSetup(family, None, ""), 1) as pool:

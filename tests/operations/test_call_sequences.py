@@ -291,7 +291,7 @@ def judged() -> Iterator[Callable[..., Any]]:
         worker.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", [FILES[0], pytest.param(FILES[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WRONG)
 def test_what_a_target_keeps_wrongly_fails_and_is_explained(name: str, file: str, judged: Callable[..., Any]) -> None:
     target = f"{file}:{name}"
@@ -330,6 +330,7 @@ def test_a_second_call_that_differs_in_one_argument_finds_a_stale_cache(judged: 
     assert explanation.cause == f"earlier call: {CAUSES['cached_by_shape']}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("file", "name"), RIGHT)
 def test_what_a_target_keeps_rightly_passes(file: str, name: str, judged: Callable[..., Any]) -> None:
     for sequence in SEQUENCES:
@@ -413,7 +414,10 @@ def test_calls_in_two_streams_are_drawn_where_there_are_streams(monkeypatch: pyt
         assert any(call.stream for sequence in made for call in sequence.calls) is streams
 
 
-@pytest.mark.parametrize("name", ["cached_by_pointer", "cached_by_shape", "keeps_scratch"])
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(f"cached_by_{name}", marks=pytest.mark.slow) for name in ("pointer", "shape")), "keeps_scratch"],
+)
 def test_what_a_run_finds_replays_and_is_fixed_in_a_right_target(name: str, campaign: Callable[..., Results]) -> None:
     report = campaign("", setup=Setup(f"{KEEPING}:{name}"), max_cases=100, until_failure=True)
     # The campaign ends with its first failure, and may leave a row that was not followed.

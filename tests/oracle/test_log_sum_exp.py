@@ -97,6 +97,7 @@ def place_of(row: Any, form: LogSumExp) -> tuple[int, int]:
     return (row.token, row.head) if form.order == "tokens" else (row.head, row.token)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.pairwise(form=FORMS, changes=FEATURES)
 def test_the_oracle_is_right_to_a_hundred_millionth_of_the_bound(
     form: LogSumExp, changes: dict[str, Any], row_views: RowViews
@@ -184,6 +185,7 @@ def ratios_of(tensors: AttentionTensors, row_views: RowViews, model: RoundingMod
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.pairwise(form=FORMS, changes={name: FEATURES[name] for name in FEATURES if "fp8" not in name})
 def test_worst_roundings_stay_within_the_bound_and_come_close(
     form: LogSumExp, changes: dict[str, Any], row_views: RowViews

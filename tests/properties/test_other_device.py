@@ -43,6 +43,7 @@ class OnDevice(Experiment):
         return False
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_copy_is_judged_like_the_original(name: str, case: AttentionCase, spec: Callable[[str], str]) -> None:
     target = load_target(spec(name))
@@ -51,6 +52,7 @@ def test_a_copy_is_judged_like_the_original(name: str, case: AttentionCase, spec
         assert verdicts[0] == verdicts[1], relation
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_right_kernels_pass_on_copies(family: Family) -> None:
     target, backend = built_in(family), SimulatorBackend()

@@ -172,6 +172,7 @@ def test_broken_target_fails_its_relation(broken: BrokenTarget, judge_of: JudgeO
     assert re.search(broken.message, verdict.message), verdict.message
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.target)
 def test_broken_target_passes_all_other_relations(broken: BrokenTarget, judge_of: JudgeOf) -> None:
     case = replace(PLAIN, **broken.case)
@@ -274,8 +275,8 @@ def test_attention_on_expanded_heads_is_the_latent_decodes(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("family", "relation", "count", "least"),
     [
-        ("mla_decode", "expanded_heads", 30, 0.3),
-        ("mla_decode", "cut_by_keys", 80, 0.1),
+        pytest.param("mla_decode", "expanded_heads", 30, 0.3, marks=pytest.mark.slow),
+        pytest.param("mla_decode", "cut_by_keys", 80, 0.1, marks=pytest.mark.slow),
         ("varlen", "cut_by_keys", 30, 0.1),
     ],
 )

@@ -93,10 +93,10 @@ def opened(browser: Browser, address: str, view: str) -> tuple[Page, list[str], 
     ("address", "view"),
     [
         ("run", "wide"),
-        ("run", "narrow and dark"),
         ("hostile", "phone"),
-        ("trend", "phone"),
-        ("targets", "desktop"),
+        pytest.param("run", "narrow and dark", marks=pytest.mark.slow),
+        pytest.param("trend", "phone", marks=pytest.mark.slow),
+        pytest.param("targets", "desktop", marks=pytest.mark.slow),
     ],
     indirect=["address"],
 )

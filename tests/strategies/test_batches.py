@@ -172,6 +172,7 @@ def test_costs_are_bounded(data: st.DataObject, key: CompileKey, num_kv_heads: i
     assert pages * key.block_size * row <= max(MOST_CACHE_ELEMENTS, 2 * key.block_size * row)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("times", [1, 2, MAX_TIMES, RARE_TIMES])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 3])
 def test_every_affordable_sequence_stays_within_the_budget(num_kv_heads: int, times: int) -> None:

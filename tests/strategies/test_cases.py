@@ -134,6 +134,7 @@ def lies_within(case: AttentionCase, domain: Domain) -> bool:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("domain", DOMAINS, ids=[f"domain{number}" for number in range(len(DOMAINS))])
 def test_every_case_lies_within_its_domain_which_promises_it(sample: Any, domain: Domain) -> None:
     drawn = sample(cases(domain), 60)
@@ -153,6 +154,7 @@ def test_each_pair_of_features_occurs_unless_it_is_excluded(sample: Any) -> None
     assert absent == {*EXCLUSIVE.excluded, frozenset({"fp8_kv", "fp8_q"})}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("feature", sorted(FEATURES_OF["unified"] - RARE))
 def test_share_of_cases_with_each_feature(drawn_cases: list[AttentionCase], feature: str) -> None:
     share = sum(feature in features(case) for case in drawn_cases) / len(drawn_cases)
@@ -169,6 +171,7 @@ RARE_IN: dict[Family, set[str]] = {
 another path than the usual one."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"unified"}))
 def test_share_of_cases_with_each_feature_of_split_families(sample: Any, family: Family) -> None:
     drawn = [features(case) for case in sample(cases(Domain(family=family)), 600)]
@@ -251,6 +254,7 @@ def test_drawn_cases_survive_a_json_round_trip(drawn_cases: list[AttentionCase])
         assert msgspec.json.decode(msgspec.json.encode(case), type=AttentionCase) == case
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("condition", "expected"),
     [

@@ -135,6 +135,7 @@ def test_pool_goes_from_simple_to_complex() -> None:
     assert len(set(pool)) == len(pool)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("domain", DOMAINS, ids=[f"domain{number}" for number in range(len(DOMAINS))])
 def test_each_key_of_the_pool_looks_at_every_value_once(domain: Domain) -> None:
     calls = 0

@@ -221,6 +221,7 @@ FREEDOMS: Final[dict[Family, Freedoms]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drawn_cases_use_every_freedom_of_the_contract(family: Family) -> None:
     missing = FREEDOMS[family].copy()
@@ -236,6 +237,7 @@ def test_drawn_cases_use_every_freedom_of_the_contract(family: Family) -> None:
     assert not missing
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_target_without_declared_freedoms_gets_none(family: Family) -> None:
     features = FEATURES_OF[family] - UNPUBLISHED_FEATURES

@@ -25,6 +25,7 @@ TYPES = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_keys", [400, 3000])
 @pytest.mark.parametrize("dtypes", TYPES, ids=lambda dtypes: dtypes.kv)
 def test_a_lost_key_is_found(dtypes: DTypes, num_keys: int, faults: ModuleType) -> None:

@@ -120,12 +120,14 @@ def test_there_are_forty_shapes() -> None:
     assert len(SHAPES) == 40
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["unified", "plain"])
 def test_every_shape_is_drawn_early(name: str, seed: int) -> None:
     assert missing(name, seed) == set()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DOMAINS)
 def test_a_share_of_the_cases_looks_like_serving(name: str) -> None:
     found = sum(map(looks_like_serving, islice(drawn(name, SEEDS[0]), OF_CASES)))

@@ -83,7 +83,9 @@ def drawn(family: Family) -> tuple[AttentionCase, ...]:
 
 
 @pytest.mark.parametrize("name", SIZES)
-@pytest.mark.parametrize("family", ["unified", "paged", "extend"])
+@pytest.mark.parametrize(
+    "family", ["unified", *(pytest.param(each, marks=pytest.mark.slow) for each in ("paged", "extend"))]
+)
 def test_a_size_has_no_ceiling_and_no_gap(family: Family, name: str) -> None:
     if name in NONE[family]:
         return

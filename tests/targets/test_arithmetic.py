@@ -251,6 +251,7 @@ def test_weights_in_fp8_are_told_and_not_allowed(edited: Callable[..., Target]) 
     assert _judged(stated, FLOAT16) == (True, ())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_our_own_kernels_read_as_what_they_promise(family: Family) -> None:
     target = dataclasses.replace(load_target(family), rounding=None)

@@ -185,6 +185,7 @@ class HangingWorker(FakeWorker):
         return Answer(Verdict("oracle", "timeout", f"after {seconds:.0f} s"), fresh=wait == "short, then full")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("hangs", "trigger"),
     [

@@ -37,6 +37,7 @@ def test_harm_is_found_saved_and_replayed(target: str, start: Start) -> None:
     assert "FAILED" in run.replay("--memory", "1G")
 
 
+@pytest.mark.slow
 def test_exhausted_memory_is_found_saved_and_replayed(start: Start) -> None:
     run = start("exhausts_memory", "--max-time", "200", "--memory", "1G")
     run.wait_until(lambda: confirmed(run))
@@ -69,6 +70,7 @@ def test_a_lower_recursion_limit_does_no_harm(start: Start) -> None:
     assert run.files == []
 
 
+@pytest.mark.slow
 def test_a_failure_that_needs_earlier_cases_says_so(start: Start) -> None:
     run = start("keeps_state", *BUDGET)
     run.end(1)
@@ -78,6 +80,7 @@ def test_a_failure_that_needs_earlier_cases_says_so(start: Start) -> None:
     assert "FAILED" in run.replay()
 
 
+@pytest.mark.slow
 def test_deaths_that_need_earlier_cases_are_a_failure(start: Start) -> None:
     run = start("kills_itself_later", "--max-cases", "40")
     run.end(1)
@@ -88,6 +91,7 @@ def test_deaths_that_need_earlier_cases_are_a_failure(start: Start) -> None:
     assert "FAILED" in run.replay()
 
 
+@pytest.mark.slow
 def test_a_failure_that_comes_and_goes_says_how_often(start: Start) -> None:
     run = start("fails_sometimes", "--max-cases", "60")
     run.end(1)

@@ -24,6 +24,7 @@ def running(run: Any) -> bool:
     return any(run.folder.rglob("journal-*.json"))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_no_failure(start: Start) -> None:
     run = start("slow", "--max-cases", "60", *LONG)
     run.wait_until(lambda: running(run))

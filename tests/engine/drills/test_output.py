@@ -129,6 +129,7 @@ def test_a_corrupt_cache(start: Start, tmp_path: Path) -> None:
     start("paged", *options, FUZZ_ATTN_CACHE=str(cache)).end(0)
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_leave_no_journal_and_files_that_others_may_read(start: Start) -> None:
     runs = [start("wrong", *CASES, shell="umask 022") for _ in range(2)]
     for run in runs:

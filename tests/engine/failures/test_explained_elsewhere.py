@@ -299,6 +299,7 @@ class TooLarge(FakeWorker):
         return Answer(Verdict("oracle", "crash", "exceeded its memory limit of 8 GiB"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("verdict", [WRONG, CRASH, Verdict("oracle", "timeout", "the launch did not end within 30 s")])
 @pytest.mark.parametrize(
     ("simulator", "reason"),

@@ -178,6 +178,7 @@ FIVE = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bugs", FIVE)
 def test_five_bugs_are_five_failures(bugs: str, tmp_path: Path) -> None:
     run = Run(tmp_path, FakeWorker(*FIVE[bugs]), cases=1000)

@@ -34,6 +34,7 @@ def failures_of(results: Results) -> dict[str, FoundFailure]:
     return {found.counterexample.verdict.only_with: found for found in results.failures}
 
 
+@pytest.mark.slow
 def test_two_configurations_that_are_wrong_in_different_ways_are_two_rows(campaign: Run) -> None:
     results = campaign("", setup=Setup(f"{FOLDER / 'autotuned.py'}:broken_decode"), max_cases=260)
     short, rescaled = "TILE=64, TILES_AT_ONCE=2, num_warps=4", "TILE=16, TILES_AT_ONCE=3, num_warps=1"

@@ -236,6 +236,7 @@ FAMILY_AXES = [
 ] + [("mla_decode", "cache_slot"), ("mla_decode", "lse_head"), ("varlen", "lse_head"), ("varlen", "lse_token")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("at", "family", "name"), [(at, *pair) for at, pair in enumerate(FAMILY_AXES)])
 def test_our_kernels_are_right_on_far_axes(at: int, family: Family, name: FarAxis) -> None:
     """With a third of the relations, by turns."""

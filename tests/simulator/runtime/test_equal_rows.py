@@ -39,6 +39,7 @@ def test_equal_rows_have_equal_bits(module_at: Callable[[Path], ModuleType]) -> 
         module_at(PROGRAM).main()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kernels_of_blas", ["Haswell", "Nehalem"])
 def test_equal_rows_have_equal_bits_under_any_kernels_of_blas(kernels_of_blas: str) -> None:
     environment = dict(os.environ, OPENBLAS_CORETYPE=kernels_of_blas)
