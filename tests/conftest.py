@@ -35,7 +35,7 @@ from fuzz_attn.errors import BudgetSpentInterrupt
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.mask_gaps import Explanation
 from fuzz_attn.strategies.covering_arrays import pairwise
-from fuzz_attn.workers.fork_service import VARIABLE, fork_server, kind_of, worker_environment
+from fuzz_attn.workers.fork_server import VARIABLE, fork_server, kind_of, worker_environment
 
 # No test may fail by chance or on a slow machine: Hypothesis draws the same examples each time, and measures no time.
 settings.register_profile(

@@ -28,7 +28,7 @@ from fuzz_attn.workers.messages import (
     Unsupported,
 )
 from fuzz_attn.workers.sharing import ORDERS_APART
-from fuzz_attn.workers.supervised_worker import SupervisedWorker
+from fuzz_attn.workers.worker_process import SupervisedWorker
 
 LAUNCH_SECONDS: Final = 120.0
 """A launch that takes longer counts as a hang."""

@@ -30,7 +30,7 @@ from fuzz_attn.mutation.audit_messages import (
 )
 from fuzz_attn.mutation.audit_results import FalseAlarm, Mutant, Outcome
 from fuzz_attn.mutation.audit_worker import POSITION_FILE
-from fuzz_attn.workers.fork_service import fork_server
+from fuzz_attn.workers.fork_server import fork_server
 from fuzz_attn.workers.messages import Died, Refused
 from fuzz_attn.workers.worker_process import WorkerProcess
 

@@ -32,7 +32,7 @@ from fuzz_attn.engine.run.fuzz_run import FuzzRun, run_and_log
 from fuzz_attn.engine.run.news import NEWS_NAME
 from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
 from fuzz_attn.errors import FuzzAttnError, OutputError
-from fuzz_attn.workers.fork_service import VARIABLE
+from fuzz_attn.workers.fork_server import VARIABLE
 
 SHARD = """
 import os, signal, sys, time

@@ -32,14 +32,13 @@ import msgspec
 from fuzz_attn.backends import gpus
 from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.engine.compiling.pool import Forks
 from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RefusalReduced, RoundCompiled, StageEvent
 from fuzz_attn.engine.orders import Order, Ready, Setup
 from fuzz_attn.operations.operation import FULL_ROUND, MOST_REDUCTIONS, Probe, Rule, SharedRound
 from fuzz_attn.operations.registry import FAMILIES, AnyCase, AnyDomain, HoldsCases, load_target, operation_of
 from fuzz_attn.properties.refusal import Refusal, Site
-from fuzz_attn.workers.fork import die_with_parent
+from fuzz_attn.workers.fork import Forks, die_with_parent
 
 if TYPE_CHECKING:
     from fuzz_attn.engine.compiling.rehearsal import Compiled, Refused, Rehearsal

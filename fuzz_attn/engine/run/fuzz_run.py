@@ -48,7 +48,7 @@ from fuzz_attn.engine.run.shards import INTERRUPTED, RUN_ENDED, LocalShards, Sha
 from fuzz_attn.engine.run.watchdog import Watchdog
 from fuzz_attn.engine.run_folder import check_writable, make_folder, output_folder, prune
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.workers.fork_service import fork_server
+from fuzz_attn.workers.fork_server import fork_server
 
 TICK_SECONDS: Final = 0.25
 STOP_SECONDS: Final = 10.0

@@ -19,7 +19,6 @@ def import_all() -> None:
 
     import fuzz_attn.calibration.calibrate
     import fuzz_attn.engine.campaign
-    import fuzz_attn.engine.compiling.pool
     import fuzz_attn.engine.run.run_plan
     import fuzz_attn.inputs.tensors
     import fuzz_attn.inputs.transforms

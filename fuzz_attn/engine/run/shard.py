@@ -26,8 +26,7 @@ from fuzz_attn.engine.run.news import NEWS_NAME, NewsReader
 from fuzz_attn.engine.run.run_plan import ShardPlan
 from fuzz_attn.engine.run.shards import INTERRUPTED, RUN_ENDED
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.workers.descendants import adopt_orphans, end_children
-from fuzz_attn.workers.fork import die_with_parent
+from fuzz_attn.workers.fork import adopt_orphans, die_with_parent, end_children
 
 SAVE_SECONDS: Final = 10
 """A shard that was asked to end is killed by the system after this time, whatever it does."""

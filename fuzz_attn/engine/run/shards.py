@@ -16,8 +16,7 @@ from fuzz_attn.backends.gpus import visible_gpus
 from fuzz_attn.engine.events import Event, Told
 from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile
 from fuzz_attn.engine.run.run_plan import ShardPlan
-from fuzz_attn.workers.supervised_worker import START_SECONDS
-from fuzz_attn.workers.worker_process import WorkerProcess
+from fuzz_attn.workers.worker_process import START_SECONDS, WorkerProcess
 
 INTERRUPTED: Final = "interrupted"
 RUN_ENDED: Final = "the run has ended"

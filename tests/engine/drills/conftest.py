@@ -23,7 +23,7 @@ from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.replay import replay
-from fuzz_attn.workers.fork_service import VARIABLE
+from fuzz_attn.workers.fork_server import VARIABLE
 
 TARGETS = Path(__file__).with_name("drill_targets.py")
 SCRIPT = str(Path(sys.executable).with_name("fuzz-attn"))

@@ -18,7 +18,7 @@ import pytest
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.run.preloaded import PROGRAM
-from fuzz_attn.workers.fork_service import VARIABLE, fork_server
+from fuzz_attn.workers.fork_server import VARIABLE, fork_server
 from fuzz_attn.workers.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no fork server")
@@ -258,9 +258,9 @@ def test_a_fork_that_the_dying_server_never_started_counts_as_killed(
 OWNER: Final = """
 import os, signal, sys, time
 import msgspec
-from fuzz_attn.workers.fork_service import VARIABLE
+from fuzz_attn.workers.fork_server import VARIABLE
 from fuzz_attn.engine.run.preloaded import PROGRAM
-from fuzz_attn.workers.fork_service import fork_server
+from fuzz_attn.workers.fork_server import fork_server
 from fuzz_attn.workers.worker_process import WorkerProcess
 
 def ask():
