@@ -70,8 +70,7 @@ from fuzz_attn.operations.calls.call_draws import CallDraws
 from fuzz_attn.operations.contract_draws import ContractDraws
 from fuzz_attn.operations.operation import Refusals, Rule, SharedRound, derived_seed
 from fuzz_attn.operations.registry import AnyCase, operation_of
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 
 HANG_SHARE, SHORTEST_HANG = 0.25, 5.0
 RESERVED: Final = 0.25

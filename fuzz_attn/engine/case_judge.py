@@ -22,10 +22,10 @@ from fuzz_attn.workers.worker import Send, serve
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.binding.binding import Binding
-    from fuzz_attn.calibration.broken_promises import BrokenPromises
+    from fuzz_attn.calibration.easy_cases import BrokenPromises
     from fuzz_attn.operations.operation import Operation
+    from fuzz_attn.oracle.verdict import Refusal
     from fuzz_attn.properties.experiment import Experiment
-    from fuzz_attn.properties.refusal import Refusal
     from fuzz_attn.targets.arithmetic import ArithmeticReader
     from fuzz_attn.targets.keeping import Keeper
     from fuzz_attn.targets.target import Target
@@ -165,7 +165,7 @@ class CaseJudge:
 
     def _experiment(self, case: AnyCase) -> Experiment:
         """Return the experiment of a case. A refusal of what the target promises by name is a failure."""
-        from fuzz_attn.calibration.broken_promises import BrokenPromises  # noqa: PLC0415 - imports torch, as below
+        from fuzz_attn.calibration.easy_cases import BrokenPromises  # noqa: PLC0415 - imports torch, as below
 
         experiment = operation_of(case).experiment(case, self.target, self.backend, strict=self.strict)
         experiment.learn = self._read_arithmetic
@@ -180,7 +180,7 @@ class CaseJudge:
         """Return the explanation of a failing case. The masks of its launches are not reported."""
         operation, trial = operation_of(order.case), trial_of(order.case)
         if trial is not None:
-            from fuzz_attn.properties.contracts import accepted  # noqa: PLC0415 - imports torch
+            from fuzz_attn.properties.check import accepted  # noqa: PLC0415 - imports torch
 
             words = accepted(trial, experiment.first.unusual)
             finding = Finding(

@@ -16,8 +16,7 @@ from fuzz_attn.backends.mask_coverage import Mask
 from fuzz_attn.case.plain import Plain, Positive, Seconds, Whole
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.orders import Order, Ready
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 
 WHOLE_RUN: Final = -1
 """The shard number of an event that concerns the whole run."""

@@ -10,8 +10,7 @@ from fuzz_attn.case.not_drawn import NotDrawn
 from fuzz_attn.case.plain import FileName, Plain
 from fuzz_attn.forensics.explanation import Explanation
 from fuzz_attn.operations.registry import DEFAULT_DOMAIN, AnyCase, AnyDomain, FamilyName, HoldsCases, operation_of
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 
 
 class Setup(Plain, frozen=True):

@@ -30,7 +30,7 @@ from fuzz_attn.forensics.wrong_outputs import PADDED_ROWS, READ_AS
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.properties.named_paths import named_paths
+from fuzz_attn.properties.named_causes import named_paths
 
 WIDE_HEAD: Final = 24
 """A head size for which the padding to a power of two overlaps the next head in part only."""

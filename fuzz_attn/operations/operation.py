@@ -20,7 +20,7 @@ from fuzz_attn.case.contract_trial import named_of, trial_of
 from fuzz_attn.case.description import Line
 from fuzz_attn.errors import CaseError
 from fuzz_attn.forensics.explanation import Explanation, Finding, FirstOperation
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal
 from fuzz_attn.properties.relations import Relation
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from fuzz_attn.inputs.storage import GUARD_BYTES
 from fuzz_attn.inputs.tensor_types import bits_of
 from fuzz_attn.operations.operation import Operation
 from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.verdict import Refusal
 from fuzz_attn.properties.comparisons import Comparison
 from fuzz_attn.properties.experiment import Experiment, Launch
-from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.built_in import launcher
 from fuzz_attn.targets.loading import known_of, object_named
 from fuzz_attn.targets.target import Called, Target

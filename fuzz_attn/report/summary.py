@@ -13,7 +13,7 @@ from fuzz_attn.backends import configurations
 from fuzz_attn.case import not_drawn
 from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
 from fuzz_attn.engine.run_folder import POSSIBLE_HANG
-from fuzz_attn.properties.refusal import NOT_REDUCED
+from fuzz_attn.oracle.verdict import NOT_REDUCED
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.printing import count, whole
 

@@ -19,8 +19,7 @@ from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, CaseNotCompiled, Fini
 from fuzz_attn.engine.listeners.statistics import PLAIN, CountedRefusal, Statistics, Tally, merged
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.operations.registry import operation_of
-from fuzz_attn.oracle.verdict import Element, Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Element, Refusal, Verdict
 from fuzz_attn.report import failure, summary
 from fuzz_attn.report.printing import count, show, text_of, whole
 

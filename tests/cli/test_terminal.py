@@ -32,8 +32,7 @@ from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport,
 from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
 from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.errors import OutputError
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 from fuzz_attn.report import run_documents
 from fuzz_attn.report import terminal as terminal_module
 from fuzz_attn.report.failure import certainty, command_for

@@ -37,8 +37,7 @@ from fuzz_attn.engine.orders import Order, Ready, Setup
 from fuzz_attn.engine.run.merging import MergedRun, merge, united
 from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
 from fuzz_attn.errors import MergeError
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 
 PLAIN = AttentionCase((Sequence(1, 16),), softmax_scale=0.25)
 WINDOW = replace(PLAIN, window=4)

@@ -25,8 +25,7 @@ from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog, report_of
 from fuzz_attn.engine.listeners.results import Results, one_for_each_bug
 from fuzz_attn.engine.listeners.statistics import Statistics, merged
 from fuzz_attn.engine.orders import Order, Ready
-from fuzz_attn.oracle.verdict import Kind, Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Kind, Refusal, Verdict
 
 CASE = AttentionCase((Sequence(1, 3),))
 PASSED, WRONG = Verdict("oracle", ratio=0.5), Verdict("oracle", "mismatch", "wrong", ratio=7.0)

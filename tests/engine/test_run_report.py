@@ -32,8 +32,7 @@ from fuzz_attn.engine.events import (
 from fuzz_attn.engine.listeners.event_log import EventLog, report_of
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug, united_with_other_runs
 from fuzz_attn.engine.orders import Order, Ready
-from fuzz_attn.oracle.verdict import Kind, Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Kind, Refusal, Verdict
 from fuzz_attn.report import run_documents
 from fuzz_attn.report.outcome import cause, failures_list, outcome
 from fuzz_attn.report.printing import text_of

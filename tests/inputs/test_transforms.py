@@ -24,8 +24,8 @@ from fuzz_attn.inputs.transforms import (
     with_pages_reversed,
 )
 from fuzz_attn.oracle.reference import Reference, attend
-from fuzz_attn.properties.bounded_relations import CANCELLED
 from fuzz_attn.properties.comparisons import reordered
+from fuzz_attn.properties.relation_launches import CANCELLED
 from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.strategies.cases import cases
 

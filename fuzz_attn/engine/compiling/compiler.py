@@ -37,7 +37,7 @@ from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RefusalReduced, Roun
 from fuzz_attn.engine.orders import Order, Ready, Setup
 from fuzz_attn.operations.operation import FULL_ROUND, MOST_REDUCTIONS, Probe, Rule, SharedRound
 from fuzz_attn.operations.registry import FAMILIES, AnyCase, AnyDomain, HoldsCases, load_target, operation_of
-from fuzz_attn.properties.refusal import Refusal, Site
+from fuzz_attn.oracle.verdict import Refusal, Site
 from fuzz_attn.workers.fork import Forks, die_with_parent
 
 if TYPE_CHECKING:

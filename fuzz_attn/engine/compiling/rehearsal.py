@@ -13,8 +13,8 @@ from fuzz_attn.engine.schedule import play_shared_round
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.operations.operation import SharedRound
 from fuzz_attn.operations.registry import AnyCase, AnyDomain, operation_of
-from fuzz_attn.properties.exceptions import refusal_by
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal
+from fuzz_attn.properties.experiment import refusal_by
 from fuzz_attn.targets.target import Target
 from fuzz_attn.ttir.compiler_compat import KernelKey, WantedKernel
 

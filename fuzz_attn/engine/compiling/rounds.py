@@ -19,7 +19,7 @@ import msgspec
 
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.properties.refusal import Site
+from fuzz_attn.oracle.verdict import Site
 
 CASES: Final = 32
 """Cases of a shard before it looks for another round: enough to see what a compile key shows at once."""

@@ -37,8 +37,7 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.engine.listeners.accounts import Accounts
 from fuzz_attn.operations.registry import AnyCase, operation_of
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 
 PLAIN = "none of these"
 """Counted as the feature of a case that has none."""

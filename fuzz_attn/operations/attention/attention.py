@@ -449,12 +449,12 @@ class Attention(Operation):
 
     def with_causes(self, verdict: Verdict, experiment: Experiment) -> Verdict:
         """Return a failed verdict with the paths, the compiler's options, the poison or the rounding that it needs."""
-        from fuzz_attn.properties import named_causes, named_paths  # noqa: PLC0415 - imports torch
+        from fuzz_attn.properties import named_causes  # noqa: PLC0415 - imports torch
 
         verdict = named_causes.with_options_named(named_causes.with_poison_named(verdict, experiment), experiment)
         if not (verdict.poison or verdict.hint):
             verdict = named_causes.with_rounding_named(verdict, experiment)
-        return named_paths.with_paths_named(verdict, experiment)
+        return named_causes.with_paths_named(verdict, experiment)
 
     def explain(self, experiment: Experiment, relation: str | None) -> Explanation:
         """Return which key, row, head or factor the kernel gets wrong."""

@@ -30,7 +30,7 @@ from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import CaseError, DomainError, OutOfProbesError
 from fuzz_attn.operations.operation import MOST_REDUCTIONS, Probe, Refusals
-from fuzz_attn.properties.refusal import NOT_REDUCED, Refusal, Stage
+from fuzz_attn.oracle.verdict import NOT_REDUCED, Refusal, Stage
 from fuzz_attn.strategies.compile_keys import values_in, values_of_key
 
 JUDGED_FOR_ONE: Final = 25

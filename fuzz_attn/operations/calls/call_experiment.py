@@ -16,9 +16,8 @@ from fuzz_attn.operations.calls.lent_memory import Lender, Middle
 from fuzz_attn.operations.calls.second_stream import FirstStream
 from fuzz_attn.operations.calls.second_thread import Meanwhile
 from fuzz_attn.operations.operation import Operation
-from fuzz_attn.oracle.verdict import Verdict
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 from fuzz_attn.properties.experiment import Experiment, Launch
-from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.target import Target
 
 

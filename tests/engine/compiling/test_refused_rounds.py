@@ -29,7 +29,7 @@ from fuzz_attn.engine.schedule import play_shared_round
 from fuzz_attn.errors import LoweringError, OutOfProbesError
 from fuzz_attn.operations.attention.drawing import SharedRound, shared_round
 from fuzz_attn.operations.attention.refusals import Condition, Rule, Rules, rule_of, told
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal
 from fuzz_attn.strategies.kernel_variants import USUAL
 from fuzz_attn.ttir.compiler_compat import WantedKernel
 

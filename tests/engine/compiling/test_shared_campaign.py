@@ -22,8 +22,7 @@ from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.operations.attention.drawing import shared_round
 from fuzz_attn.operations.attention.refusals import JUDGED_FOR_ONE
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 
 DOMAIN = Domain(features=frozenset())
 SEED = 3

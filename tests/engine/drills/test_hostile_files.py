@@ -39,8 +39,7 @@ from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
 from fuzz_attn.engine.orders import Answer, Order, Ready
 from fuzz_attn.engine.run_folder import covered_keys
 from fuzz_attn.errors import FuzzAttnError, TargetError
-from fuzz_attn.oracle.verdict import Element, Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Element, Refusal, Verdict
 from fuzz_attn.settings import load_settings
 from fuzz_attn.targets.published.wheel import Wheel
 

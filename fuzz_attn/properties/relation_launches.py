@@ -1,7 +1,10 @@
-"""Bounded relations: a second problem whose exact answer follows from the first one's.
+"""Relation launches: the second launch of each metamorphic relation, and what it must give.
 
-The second launch is compared with that answer, within the error bound of its own problem. Each function has the name of
-its relation in the registry and returns the comparison to make.
+Each function has the name of its relation in the registry and returns the comparison to make. An exact relation must
+give the same bits, however the target rounds. The second problem of a bounded one has an exact answer that follows from
+the first one's, and the launch is compared with that answer, within the error bound of its own problem. An absent
+feature is switched on without effect: the bits may differ, because a kernel compiled for the feature may round
+elsewhere, so the launch with the feature is compared with the exact answer without it, within its own error bound.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -17,25 +20,95 @@ import torch
 from fuzz_attn.case.attention_case import AttentionCase, replace, translated
 from fuzz_attn.case.domain import within
 from fuzz_attn.case.parts import HeadLayout, PageLayout
+from fuzz_attn.case.recipes import Custom
 from fuzz_attn.inputs import transforms
 from fuzz_attn.inputs.output_tensors import OutputTensor
 from fuzz_attn.inputs.tensor_types import is_fp8_dtype
-from fuzz_attn.inputs.tensors import AttentionTensors, materialise, outputs_of
+from fuzz_attn.inputs.tensors import AttentionTensors, custom_mask_of, materialise, outputs_of
 from fuzz_attn.inputs.transforms import (
     Shift,
     arranged,
     coarse,
+    constant,
+    in_float32,
     keys_changed,
     values_changed,
     with_expanded_heads,
     with_heads_reversed,
+    with_own_pages,
+    with_pages_reversed,
 )
 from fuzz_attn.oracle.reference import Expected, Reference, attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.properties.comparisons import Comparison, WithinBound, reordered
+from fuzz_attn.properties.comparisons import Comparison, SameBits, WithinBound, reordered, second_launch
 from fuzz_attn.properties.experiment import Experiment, Launch
-from fuzz_attn.properties.relations import live_sequences, other_families, with_other_configuration
+from fuzz_attn.properties.relations import (
+    live_sequences,
+    other_families,
+    with_other_configuration,
+    with_other_poison,
+    with_other_strides,
+)
 from fuzz_attn.targets.built_in import built_in
+
+
+def determinism(experiment: Experiment) -> Comparison:
+    """Launch a second time on the same input."""
+    return second_launch(experiment)
+
+
+def poison_independence(experiment: Experiment) -> Comparison:
+    """Launch with other poison in unused slots, in padding and past the end of the block table."""
+    other = experiment.launch(with_other_poison(experiment.case))
+    return SameBits(other, "a launch with other poison in unused slots, table entries and padding", "poison_dependent")
+
+
+def page_permutation(experiment: Experiment) -> Comparison:
+    """Launch with the physical pages in reverse order."""
+    other = experiment.launch_tensors(with_pages_reversed(experiment.fresh()))
+    return SameBits(other, "a launch with the physical pages in reverse order")
+
+
+def own_slots(experiment: Experiment) -> Comparison:
+    """Launch with a copy of each shared page for each of its uses."""
+    other = experiment.launch_tensors(with_own_pages(experiment.fresh()))
+    return SameBits(other, "a launch with slots of their own for the keys that share one")
+
+
+def other_strides(experiment: Experiment) -> Comparison:
+    """Launch with other strides of queries, outputs, caches and tables.
+
+    Paddings change only by multiples of 16 elements, so that a compiler generates the same code. Code for other strides
+    might sum in another order, and be right.
+    """
+    return SameBits(experiment.launch(with_other_strides(experiment.case)), "a launch with other strides")
+
+
+def empty_sequences(experiment: Experiment) -> Comparison:
+    """Launch without the batch's empty sequences, or with some if it has none.
+
+    Only a case that chooses the kernel must give the same bits. A launcher that chooses may go by the size of the
+    batch, so its output is compared within the error bound.
+    """
+    order, change = _other_empties(experiment.case)
+    tensors, tokens = arranged(experiment.fresh(), order)
+    other = experiment.launch_tensors(tensors)
+    if experiment.case.launch.path == "auto":
+        exact = reordered(experiment.reference, tensors, "token", tokens)
+        return WithinBound(other, change, exact, own=exact)
+    return SameBits(other, change, tokens=tokens)
+
+
+def _other_empties(case: AttentionCase) -> tuple[list[int | None], str]:
+    """Return the new order of the sequences, None for an empty one, and the change in words."""
+    live = [index for index, sequence in enumerate(case.sequences) if sequence.query_len]
+    if len(live) < len(case.sequences):
+        return [*live], "a launch without the empty sequences"
+    order: list[int | None] = [None]
+    for index in live:
+        order += [index, None]
+    return order, "a launch with an empty sequence on either side of each"
+
 
 SEGMENTS: Final = (1, 2, 3, 4, 7, 8, 16)
 SCALE: Final = -2.0
@@ -315,3 +388,70 @@ def _by_tokens(rows: torch.Tensor, axis: int) -> torch.Tensor:
 def _grown(bound: torch.Tensor) -> torch.Tensor:
     """Return a bound with what float64 loses, infinite where it is unknown."""
     return (bound * (1.0 + FLOAT64)).nan_to_num(torch.inf, torch.inf)
+
+
+WIDEST: Final = 2**20
+"""The widest window that a case may have."""
+
+
+def wide_window(experiment: Experiment) -> Comparison:
+    """Launch with a window that is at least as long as the longest sequence, and as its query tokens.
+
+    Where rows count from the first key, the last of more query tokens than keys stands behind the last key.
+    """
+    longest = max(experiment.case.max_seq_len, experiment.case.max_query_len)
+    window = (longest, longest + 1, WIDEST)[experiment.case.seed % 3]
+    return _with(experiment, f"a launch with a window of {window}", same_bound=True, window=window)
+
+
+def zero_slopes(experiment: Experiment) -> Comparison:
+    """Launch with ALiBi slopes of 0."""
+    heads = experiment.case.heads.num_query_heads
+    slopes = constant(experiment.first.tensors, (heads,), 0.0)
+    return _with(experiment, "a launch with ALiBi slopes of 0", alibi_slopes=slopes)
+
+
+def zero_bias(experiment: Experiment) -> Comparison:
+    """Launch with query-query biases of 0."""
+    longest = experiment.case.max_query_len
+    bias = constant(experiment.first.tensors, (longest, longest), 0.0)
+    return _with(experiment, "a launch with a query-query bias of 0", qq_bias=bias)
+
+
+def absent_sinks(experiment: Experiment) -> Comparison:
+    """Launch with sinks of -inf."""
+    heads = experiment.case.heads.num_query_heads
+    sinks = constant(experiment.first.tensors, (heads,), -float("inf"))
+    return _with(experiment, "a launch with sinks of -inf", same_bound=True, sinks=sinks)
+
+
+def causal_bits(experiment: Experiment) -> Comparison:
+    """Launch with a custom mask in place of the causal one that has its bits."""
+    case = replace(experiment.case, mask=Custom("bottom_right", causal=False))
+    bits = custom_mask_of(case, str(experiment.first.tensors.query.device))
+    change = "a launch with the bits of the causal mask as a custom one"
+    return _with(experiment, change, same_bound=True, mask=case.mask, custom_mask=bits)
+
+
+def unit_scales(experiment: Experiment) -> Comparison:
+    """Launch with all scales 1: fp8 numbers then stand for themselves, and other types ignore the scales."""
+    tensors = experiment.again()
+    one = constant(tensors, (1,), 1.0)
+    scaled = dataclasses.replace(
+        tensors,
+        q_scale=None if tensors.q_scale is None else one,
+        k_scale=one,
+        v_scale=one,
+        out_scale=None if tensors.out_scale is None else one,
+    )
+    other, change = experiment.launch_tensors(scaled), "a launch with all scales 1"
+    if 1 not in (each.itemsize for each in (tensors.query.dtype, tensors.kv_dtype, tensors.output.dtype)):
+        exact = experiment.reference  # without fp8 nothing is scaled, and the problem is the same
+        return WithinBound(other, change, exact, own=exact)
+    return WithinBound(other, change, attend(in_float32(other.tensors), experiment.target.rounding_model))
+
+
+def _with(experiment: Experiment, change: str, *, same_bound: bool = False, **feature: Any) -> Comparison:
+    """Launch with a feature. With ``same_bound`` the oracle computes the same for both problems."""
+    other, exact = experiment.launch_tensors(dataclasses.replace(experiment.again(), **feature)), experiment.reference
+    return WithinBound(other, change, exact, own=exact if same_bound else None)
