@@ -46,8 +46,8 @@ def arithmetic_in(files: Mapping[str, str]) -> KernelArithmetic:
 
 def _arithmetic_of(text: str) -> KernelArithmetic:
     """Return the arithmetic of a kernel's IR; if the simulator cannot parse it, only how dots multiply float32."""
+    from fuzz_attn.ttir.ir import parse_module  # noqa: PLC0415 - as above
     from fuzz_attn.ttir.kernel_arithmetic import Dot, KernelArithmetic, arithmetic_of  # noqa: PLC0415 - as above
-    from fuzz_attn.ttir.parser import parse_module  # noqa: PLC0415 - as above
 
     try:
         return arithmetic_of(parse_module(text))

@@ -27,7 +27,7 @@ import triton
 
 from fuzz_attn import ttir
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.codegen.statements import Origin
+from fuzz_attn.simulator.codegen.source_tree import Origin
 from fuzz_attn.ttir.ir import Location, Type
 from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 

@@ -19,11 +19,9 @@ import torch
 from fuzz_attn.owners import owner_of
 from fuzz_attn.simulator.codegen.access_plans import offset_of
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import Name, call, constant
-from fuzz_attn.simulator.codegen.generator import Extension
-from fuzz_attn.simulator.codegen.operations.table import HANDLERS
+from fuzz_attn.simulator.codegen.generator import HANDLERS, Extension
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.codegen.statements import Do
+from fuzz_attn.simulator.codegen.source_tree import Do, Name, call, constant
 from fuzz_attn.simulator.codegen.terms import Term, Val
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER
 from fuzz_attn.simulator.simulator import Simulator

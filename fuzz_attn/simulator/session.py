@@ -20,12 +20,10 @@ import torch
 
 from fuzz_attn.denormals import kept_denormals
 from fuzz_attn.errors import LoweringError, SimulatorError, UnsupportedOperation
-from fuzz_attn.simulator.access_checks import EmptyWatcher, Layout, RaceTracker, Shadows
+from fuzz_attn.simulator.access_checks import EmptyWatcher, Finding, FindingKind, Layout, RaceTracker, Shadows
 from fuzz_attn.simulator.codegen.program import Plan, Program
-from fuzz_attn.simulator.execution import Run
-from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.execution import Run, keep_freed_memory
 from fuzz_attn.simulator.order import DEFAULT_WARPS
-from fuzz_attn.simulator.process_memory import keep_freed_memory
 from fuzz_attn.simulator.runtime.elementwise import Seen
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
 from fuzz_attn.simulator.runtime.memory import Memory

@@ -18,11 +18,9 @@ from fuzz_attn.errors import LoopLimitError, LoweringError, UnknownValueError
 from fuzz_attn.simulator.access_checks import Shadows
 from fuzz_attn.simulator.codegen.access_plans import offset_of
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import Constant, call, constant
-from fuzz_attn.simulator.codegen.generator import Extension
-from fuzz_attn.simulator.codegen.operations.table import HANDLERS
+from fuzz_attn.simulator.codegen.generator import HANDLERS, Extension
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.codegen.statements import Assign, Do
+from fuzz_attn.simulator.codegen.source_tree import Assign, Constant, Do, call, constant
 from fuzz_attn.simulator.codegen.terms import KnownRange, Term
 from fuzz_attn.simulator.formulas import SHAPES, Array, Read, number_of, ranked, reshaped
 from fuzz_attn.simulator.recorder import launch_line

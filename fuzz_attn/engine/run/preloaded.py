@@ -28,12 +28,10 @@ def import_all() -> None:
     import fuzz_attn.properties.check
     import fuzz_attn.simulator.codegen.generator
     import fuzz_attn.simulator.execution
-    import fuzz_attn.simulator.process_memory
     import fuzz_attn.targets.arithmetic
     import fuzz_attn.targets.built_in
     import fuzz_attn.targets.keeping
     import fuzz_attn.targets.loading
-    import fuzz_attn.ttir.parser
     import fuzz_attn.workers.worker
 
 

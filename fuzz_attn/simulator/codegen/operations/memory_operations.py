@@ -1,8 +1,15 @@
-"""Loads, stores and atomics; barriers, and their order where a load may follow a store of other threads."""
+"""Memory operations: loads, stores and atomics; program ids, aranges and pointers, which say where they access memory.
+
+Also the order of a load and an earlier store of other threads, with the barriers between them.
+
+The IR names one barrier only, `tl.debug_barrier`; the compiler adds others where threads exchange values. So all that
+may make it exchange some counts as a barrier, and only the rest is certain: values made of aranges, program ids and
+scalars are computed by each thread that needs them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,31 +23,170 @@ from fuzz_attn.simulator.codegen.access_plans import (
     full_offsets,
     lane_arguments,
     moved,
+    offset_of,
     plan_columns,
     plan_rows,
     spread_offsets,
     whole_mask,
 )
-from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, track_result
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, track_exactly, track_result
+from fuzz_attn.simulator.codegen.source_tree import (
     NONE,
+    NUMPY,
     RUN,
+    Assign,
     Attribute,
     Binary,
     Conditional,
+    Do,
     Expression,
     Group,
+    If,
+    ListOf,
     Name,
+    Statement,
     all_of,
     call,
     constant,
+    index,
+    infix,
     item,
     method,
     numpy,
 )
-from fuzz_attn.simulator.codegen.statements import Assign, Do, If, Statement
-from fuzz_attn.simulator.codegen.terms import Term, arm_of, broadcast_shape
-from fuzz_attn.ttir.ir import Operation
+from fuzz_attn.simulator.codegen.terms import KnownRange, Term, Val, arm_of, broadcast_shape, id_range
+from fuzz_attn.simulator.runtime.float_formats import STORAGE
+from fuzz_attn.ttir.ir import Block, Function, Operation, Value
+from fuzz_attn.ttir.value_graph import walk
+
+_LOCAL: Final = frozenset(
+    [
+        *("tt.splat", "tt.make_range", "tt.expand_dims", "tt.broadcast", "tt.addptr", "tt.bitcast"),
+        *("tt.fp_to_fp", "tt.get_program_id", "tt.get_num_programs"),
+    ]
+)
+_LOOPS: Final = frozenset({"scf.for", "scf.while"})
+_SILENT: Final = frozenset({"tt.return", "scf.yield", "scf.condition", "llvm.intr.assume", "cf.br", "cf.cond_br"})
+
+
+class _Ordering:
+    """The operations of a kernel in which a load may follow a store."""
+
+    def __init__(self, function: Function) -> None:
+        self._makers = {result: operation for operation in walk(function.blocks) for result in operation.results}
+        self._anywhere: dict[Value, bool] = {}
+
+    def may_exchange(self, operation: Operation) -> bool:
+        """Return whether threads may meet at a barrier in an operation, apart from those in its regions."""
+        name = operation.name
+        if name in _SILENT:
+            return False
+        if name == "tt.load":
+            return not all(map(self._is_anywhere, operation.operands))
+        if operation.regions and not name.startswith("tt."):  # control flow
+            return any(value.type.shape for value in (*operation.results, *operation.operands))
+        if not _is_local(operation):
+            return True
+        if all(map(self._is_anywhere, operation.results)):
+            return False
+        # Tiles that were loaded in different layouts are brought into one.
+        tiles = [value for value in operation.operands if not self._is_anywhere(value)]
+        return name == "tt.expand_dims" or len(tiles) > 1
+
+    def _is_anywhere(self, value: Value) -> bool:
+        """Return whether each thread can compute the elements of a value that it needs."""
+        if not value.type.shape:
+            return True
+        known = self._anywhere.get(value)
+        if known is None:
+            maker = self._makers.get(value)
+            known = self._anywhere[value] = (
+                maker is not None and _is_local(maker) and all(map(self._is_anywhere, maker.operands))
+            )
+        return known
+
+
+def _is_local(operation: Operation) -> bool:
+    """Return whether each thread makes its elements of the result from its elements of the operands."""
+    return operation.name in _LOCAL or operation.name.startswith(("arith.", "math."))
+
+
+def exchanges_of(function: Function) -> Callable[[Operation], bool] | None:
+    """Return which operations may be barriers, for a kernel in which some load of a tile may follow a store of one."""
+    _, found = _after_store(function.blocks, stored=False)
+    return _Ordering(function).may_exchange if found else None
+
+
+def _after_store(blocks: Iterable[Block], *, stored: bool) -> tuple[bool, bool]:
+    """Return whether a tile was stored before or within blocks, and whether one is loaded afterwards."""
+    found = False
+    for operation in (operation for block in blocks for operation in block.operations):
+        if operation.name == "tt.store" and operation.operands[0].type.shape:
+            stored = True
+        elif operation.name == "tt.load" and operation.operands[0].type.shape:
+            found |= stored
+        for _ in range(2 if operation.name in _LOOPS else 1):  # a loop's second iteration follows its first
+            for region in operation.regions:
+                stored, inner = _after_store(region, stored=stored)
+                found |= inner
+    return stored, found
+
+
+_AXES: Final = {"x": 0, "y": 1, "z": 2}
+
+
+def _program_id(emitter: Emitter, operation: Operation) -> None:
+    axis = _AXES[operation.attributes.keyword]
+    region = emitter.region
+    while region.parent is not None and region.parent.scope is region.scope:
+        region = region.parent
+    name = emitter.fresh()
+    emitter.add_to(region, Assign(name, method(RUN, "program_ids", region.scope.lanes, constant(axis))))
+    emitter.define(operation.results[0], Term(name, (), True, region, "i32", range=id_range(axis)))
+
+
+def _num_programs(emitter: Emitter, operation: Operation) -> None:
+    axis = _AXES[operation.attributes.keyword]
+    extent = ListOf((index(Attribute(RUN, "grid"), constant(axis)),))
+    programs = numpy("array", extent, Attribute(NUMPY, "int32"))
+    term = emitter.assign(lambda: programs, [], (), "i32", per_launch=True)
+    track_exactly(emitter, term)
+    emitter.define(operation.results[0], term)
+
+
+def _make_range(emitter: Emitter, operation: Operation) -> None:
+    attributes = operation.attributes
+    if "end" not in attributes.named:
+        raise emitter.unsupported("tt.make_range")
+    start, end = attributes.integer("start"), attributes.integer("end")
+    arange = numpy("arange", constant(start), constant(end), dtype=Attribute(NUMPY, "int32"))
+    term = emitter.assign(lambda: index(arange, NONE), [], (end - start,), "i32", affine=True)
+    term.range, term.start = KnownRange(start, end - 1), start
+    emitter.define(operation.results[0], term)
+
+
+def _add_pointer(emitter: Emitter, operation: Operation) -> None:
+    pointer, offset = (emitter.val(operand) for operand in operation.operands)
+    group = Val(offset.type, offset.terms, range=offset.range)
+    groups = (*pointer.groups, group) if len(offset.terms) > 1 and offset.type.element == "i32" else pointer.groups
+    terms = tuple(term for term in (*pointer.terms, *offset.terms) if term.literal != 0)
+    emitter.define(operation.results[0], *terms, base=pointer.base, groups=groups).hints = pointer.hints + offset.hints
+
+
+def _pointer_to_integer(emitter: Emitter, operation: Operation) -> None:
+    """Emit the address in memory that a pointer has, as on a GPU: a kernel may test how it is aligned."""
+    pointer, result = emitter.val(operation.operands[0]), operation.results[0]
+    if pointer.base is None:
+        raise emitter.unsupported(f"{operation.name} of a pointer that is not an argument plus an offset")
+    outermost = [region for region in emitter.region.outwards() if region.scope is emitter.region.scope][-1]
+    tensor = Term(pointer.base, (), False, outermost, "i64")
+    address = emitter.assign(lambda memory: call("address_of", memory), [tensor], (), "i64")
+    offset = offset_of(emitter, pointer)
+    size = constant(STORAGE[pointer.type.element].itemsize)
+    scaled = emitter.assign(lambda operand: Binary("*", operand, size), [offset], offset.shape, "i64")
+    term = emitter.assign(infix("+"), [address, scaled], offset.shape, "i64")
+    emitter.define(result, term)
+    track_result(emitter, result)
 
 
 def with_order(handler: Handler) -> Handler:
@@ -252,6 +398,11 @@ def _define_atomic(emitter: Emitter, operation: Operation, access: Access, made:
 
 
 HANDLERS: dict[str, Handler] = {
+    "tt.get_program_id": _program_id,
+    "tt.get_num_programs": _num_programs,
+    "tt.make_range": _make_range,
+    "tt.addptr": _add_pointer,
+    "tt.ptr_to_int": _pointer_to_integer,
     "tt.load": _load,
     "tt.store": _store,
     **dict.fromkeys(_ATOMIC_VALUES, _atomic),

@@ -1,37 +1,55 @@
-"""Integer arithmetic; sums and products stay lists of terms where an address may need them apart."""
+"""Number operations: integers and floats, mathematical functions, constants, conversions between types, assembly.
+
+Sums and products of integers stay lists of terms where an address may need them apart. Assembly in a kernel
+(`tl.inline_asm_elementwise`) is computed as far as its instructions are known.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+from fuzz_attn.errors import UnknownInstructionError
 from fuzz_attn.simulator.codegen.emitter import (
+    EVERY,
     Emitter,
     Handler,
     elementwise,
+    full,
     range_of,
+    rounded,
     track,
     track_exactly,
+    track_result,
     track_wrapped,
 )
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.source_tree import (
     NUMPY,
     RUN,
+    Assign,
     Attribute,
     Binary,
     Builder,
     Conditional,
     Expression,
     Literal,
+    Unary,
     call,
+    cast,
     constant,
     function,
+    index,
     infix,
+    method,
+    numpy,
     numpy_function,
     prefix,
 )
 from fuzz_attn.simulator.codegen.terms import KnownRange, RangeFunction, Term, Val, ValueRange, broadcast_shape, low_of
 from fuzz_attn.simulator.runtime import ranges
-from fuzz_attn.ttir.ir import Operation
+from fuzz_attn.simulator.runtime.elementwise import library_name
+from fuzz_attn.simulator.runtime.float_formats import STORAGE
+from fuzz_attn.simulator.runtime.ptx import assembly_of, check
+from fuzz_attn.ttir.ir import Operation, Type, parse_literal
 
 
 def _unsigned_pick(name: str) -> Builder:
@@ -165,7 +183,7 @@ def _shift_left(emitter: Emitter, operation: Operation) -> None:
     track_wrapped(emitter, term, constant("shl"), operands, guess)
 
 
-def _compare(emitter: Emitter, operation: Operation) -> None:
+def _compare_integers(emitter: Emitter, operation: Operation) -> None:
     predicate = operation.attributes.keyword
     boolean = operation.operands[0].type.element == "i1"
     if predicate in _SIGNED and not (boolean and predicate not in ("eq", "ne")):
@@ -306,11 +324,259 @@ def _product(emitter: Emitter, term: Term, factor: Term, tracked: bool) -> Term:
     return product
 
 
+_ARITHMETIC: dict[str, Builder] = {
+    "arith.negf": prefix("-"),
+    "math.absf": numpy_function("abs"),
+    "math.absi": numpy_function("abs"),
+    "math.exp": numpy_function("exp"),
+    "math.exp2": numpy_function("exp2"),
+    "math.log": numpy_function("log"),
+    "math.log2": numpy_function("log2"),
+    "math.sin": numpy_function("sin"),
+    "math.cos": numpy_function("cos"),
+    "math.tanh": numpy_function("tanh"),
+    "math.sqrt": numpy_function("sqrt"),
+    "tt.precise_sqrt": numpy_function("sqrt"),
+    "math.rsqrt": function("reciprocal_root"),
+    "math.erf": function("error_function"),
+    "math.floor": numpy_function("floor"),
+    "math.ceil": numpy_function("ceil"),
+    "arith.addf": infix("+"),
+    "arith.subf": infix("-"),
+    "arith.mulf": infix("*"),
+    "arith.divf": infix("/"),
+    "tt.precise_divf": infix("/"),
+    "tt.approx_divf": infix("/"),
+    "arith.remf": numpy_function("fmod"),
+    "arith.maxnumf": numpy_function("fmax"),
+    "arith.minnumf": numpy_function("fmin"),
+    "arith.maximumf": numpy_function("maximum"),
+    "arith.minimumf": numpy_function("minimum"),
+}
+
+_EXACT = frozenset(
+    {"arith.negf", "math.absf", "math.floor", "math.ceil", "arith.remf"}
+    | {"arith.maxnumf", "arith.minnumf", "arith.maximumf", "arith.minimumf"}
+)
+"""Operations that need no rounding: the result is one of the operands, perhaps with another sign."""
+
+
+def _one(left: Expression, right: Expression) -> Expression:
+    return Binary("|", Binary("<", left, right), Binary(">", left, right))
+
+
+def _unordered(left: Expression, right: Expression) -> Expression:
+    return Binary("|", numpy("isnan", left), numpy("isnan", right))
+
+
+def _negated(build: Builder) -> Builder:
+    return lambda left, right: Unary("~", build(left, right))
+
+
+_COMPARISONS: dict[str, Builder] = {
+    "oeq": infix("=="),
+    "ogt": infix(">"),
+    "oge": infix(">="),
+    "olt": infix("<"),
+    "ole": infix("<="),
+    "one": _one,
+    "ord": _negated(_unordered),
+    "ueq": _negated(_one),
+    "ugt": _negated(infix("<=")),
+    "uge": _negated(infix("<")),
+    "ult": _negated(infix(">=")),
+    "ule": _negated(infix(">")),
+    "une": infix("!="),
+    "uno": _unordered,
+}
+
+
+def _float(emitter: Emitter, operation: Operation) -> None:
+    build = _ARITHMETIC[operation.name]
+    element = operation.results[0].type.element
+    elementwise(emitter, operation, build if operation.name in _EXACT else rounded(build, element))
+
+
+def _compare_floats(emitter: Emitter, operation: Operation) -> None:
+    predicate = operation.attributes.keyword
+    build = _COMPARISONS.get(predicate)
+    if build is None:
+        raise emitter.unsupported(f"arith.cmpf {predicate}")
+    elementwise(emitter, operation, build)
+
+
+def _clamp(emitter: Emitter, operation: Operation) -> None:
+    keeps_nan = operation.attributes.named.get("propagateNan") == "all"
+    smaller, larger = ("minimum", "maximum") if keeps_nan else ("fmin", "fmax")
+    elementwise(emitter, operation, lambda value, low, high: numpy(smaller, numpy(larger, value, low), high))
+
+
+def _fma(emitter: Emitter, operation: Operation) -> None:
+    element = operation.results[0].type.element
+    elementwise(emitter, operation, rounded(function("fused_multiply_add"), element), arrays=True)
+
+
+def _library(emitter: Emitter, operation: Operation) -> None:
+    symbol = operation.attributes.named.get("symbol", "")
+    name = library_name(symbol)
+    if not name:
+        raise emitter.unsupported(f"tt.extern_elementwise {symbol}".strip())
+
+    def build(*operands: Expression) -> Expression:
+        return call("library", constant(name), *operands)
+
+    elementwise(emitter, operation, build, arrays=True)
+
+
+_RESIZES = frozenset({"arith.extsi", "arith.extui", "arith.trunci"})
+_CONVERSIONS = frozenset(
+    {"arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.fptoui", "tt.fp_to_fp"}
+)
+_PRECISION = {"f8E4M3FN": 1, "f8E5M2": 1, "bf16": 2, "f16": 2, "f32": 3, "f64": 4}
+
+
+def _constant(emitter: Emitter, operation: Operation) -> None:
+    text = operation.attributes.constant
+    type_ = operation.results[0].type
+    literal = parse_literal(text, type_.element)
+    if literal is None:
+        raise emitter.unsupported(f"arith.constant {text}")
+    emitter.define(operation.results[0], emitter.literal(literal, type_.shape, type_.element))
+
+
+def _convert(emitter: Emitter, operation: Operation) -> None:
+    source, target = operation.operands[0].type, operation.results[0].type
+    term = elementwise(emitter, operation, _conversion(operation, source, target), arrays=True)
+    nearest = operation.name in ("arith.truncf", "tt.fp_to_fp") and not _truncates(operation)
+    if nearest and source.element == "f32" and target.element in ("bf16", "f16"):
+        term.unrounded = emitter.array(emitter.operand(operation, 0))
+
+
+def _truncates(operation: Operation) -> bool:
+    return operation.attributes.named.get("rounding") == "rtz"
+
+
+def _conversion(operation: Operation, source: Type, target: Type) -> Builder:
+    name, element = operation.name, constant(target.element)
+    if name in ("arith.fptosi", "arith.fptoui"):
+        return function("float_to_integer", element, constant(name == "arith.fptosi"))
+    if name in ("arith.sitofp", "arith.uitofp"):
+        return _from_integer(name == "arith.sitofp", source, target)
+    if name == "tt.fp_to_fp" and _truncates(operation):
+        return function("truncate_to", element)
+    if not _widens(source.element, target.element):
+        return function("round_to", element)
+    if target.element == "f64" and source.element != "f64":
+        return lambda operand: _as_type(operand, "float64")
+    return lambda operand: operand
+
+
+def _from_integer(signed: bool, source: Type, target: Type) -> Builder:
+    wide = "float64" if target.element == "f64" else "float32"
+
+    def build(operand: Expression) -> Expression:
+        if signed and source.element == "i1":  # a signed bit that is set is -1
+            return call("round_to", Unary("-", _as_type(operand, "float32")), constant(target.element))
+        bits = operand if signed or source.element == "i1" else call("unsigned", operand)
+        return call("round_to", _as_type(bits, wide), constant(target.element))
+
+    return build
+
+
+def _as_type(value: Expression, name: str) -> Expression:
+    return method(value, "astype", Attribute(NUMPY, name))
+
+
+def _widens(source: str, target: str) -> bool:
+    return source == target or _PRECISION[source] < _PRECISION[target]
+
+
+def _resize(emitter: Emitter, operation: Operation) -> None:
+    source, target = operation.operands[0].type, operation.results[0].type
+    extends = operation.name == "arith.extsi"
+    operand = emitter.operand(operation, 0)
+    if operand.literal is not None and extends and source.element != "i1":
+        emitter.define(operation.results[0], emitter.literal(operand.literal, target.shape, target.element))
+        return
+    term = elementwise(emitter, operation, _resizing(operation.name, source, target), arrays=True)
+    term.affine, term.start = operand.affine, operand.start if extends else None
+    if operation.results[0] in emitter.tracked:
+        if extends and source.element == "i32":
+            term.range = operand.range
+        else:
+            track_exactly(emitter, term, emitter.operand(operation, 0).range)
+
+
+def _resizing(name: str, source: Type, target: Type) -> Builder:
+    element = target.element
+    if name == "arith.trunci" and element == "i1":
+        return lambda operand: _as_type(Binary("&", operand, constant(1)), "bool_")
+    if name == "arith.extui" and source.element != "i1":
+        return lambda operand: cast(call("unsigned", operand), element)
+    if name == "arith.extsi" and source.element == "i1":
+        return lambda operand: Unary("-", cast(operand, element))
+    return lambda operand: cast(operand, element)
+
+
+def _bitcast(emitter: Emitter, operation: Operation) -> None:
+    source, target = operation.operands[0].type, operation.results[0].type
+    if source.pointer:
+        if STORAGE[source.element].itemsize != STORAGE[target.element].itemsize:
+            raise emitter.unsupported(f"{operation.name} of a pointer to {source.element} to one to {target.element}")
+        val = emitter.val(operation.operands[0])
+        emitter.define(operation.results[0], *val.terms, base=val.base, groups=val.groups)
+        return
+    build = function("bitcast", constant(source.element), constant(target.element))
+    term = elementwise(emitter, operation, build, arrays=True)
+    if operation.results[0] in emitter.tracked:
+        track_exactly(emitter, term, emitter.operand(operation, 0).range)
+
+
+def _assembly(emitter: Emitter, operation: Operation) -> None:
+    named = operation.attributes.named
+    what = (operation.attributes.string, named["constraints"], operation.attributes.integer("packed_element", 1))
+    elements = [value.type.element for value in operation.operands]
+    wanted = [value.type.element for value in operation.results]
+    try:
+        assembly = assembly_of(*what)
+        check(assembly, elements, wanted)
+    except UnknownInstructionError as error:
+        raise emitter.unsupported(f"{operation.name} of {error}") from None
+    operands = [full(emitter, operation, place) for place in range(len(elements))]
+    program = call("assembly_of", *map(constant, what))
+    given = (program, constant(tuple(elements)), constant(tuple(wanted)))
+    varying = assembly.varies or any(term.varying for term in operands)
+    together = emitter.fresh()
+    lanes = emitter.lanes if varying else EVERY
+    arrays = [emitter.read(term) for term in operands]
+    emitter.add(Assign(together, call("assembled", *given, lanes, *arrays), effect=assembly.varies))
+    pinned = Term(together, (), varying, emitter.region, "i32")
+    for place, result in enumerate(operation.results):
+
+        def build(results: Expression, place: int = place) -> Expression:
+            return index(results, constant(place))
+
+        term = emitter.assign(build, [pinned], result.type.shape, result.type.element)
+        emitter.define(result, term)
+        track_result(emitter, result)
+
+
 HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(_BUILDERS, _integer),
     "arith.divsi": _divide,
     "arith.remsi": _divide,
     "arith.shli": _shift_left,
-    "arith.cmpi": _compare,
+    "arith.cmpi": _compare_integers,
     **dict.fromkeys(_KINDS, _ring),
+    **dict.fromkeys(_ARITHMETIC, _float),
+    "arith.cmpf": _compare_floats,
+    "tt.clampf": _clamp,
+    "math.fma": _fma,
+    "tt.extern_elementwise": _library,
+    **dict.fromkeys(_RESIZES, _resize),
+    **dict.fromkeys(_CONVERSIONS, _convert),
+    "arith.constant": _constant,
+    "arith.bitcast": _bitcast,
+    "tt.bitcast": _bitcast,
+    "tt.elementwise_inline_asm": _assembly,
 }
