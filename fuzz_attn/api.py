@@ -24,7 +24,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final
 
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.binding.signature import DECORATED
+from fuzz_attn.binding.binding import DECORATED
 from fuzz_attn.errors import FuzzAttnError, TargetError
 from fuzz_attn.operations.registry import FAMILIES
 

@@ -234,7 +234,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     folder = config.stash[_RUN_FOLDER]
     if hasattr(config, "workerinput") or not folder.exists():
         return
-    from fuzz_attn.backends import mask_coverage  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.backends import kernel_coverage  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.event_log import logs_in, report_of  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.results import merged_reports, one_for_each_bug  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.outcome import outcome  # noqa: PLC0415 - loads rich
@@ -253,5 +253,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             for note in report.notes:
                 terminalreporter.write_line(safe(f"Note: {note}"))
     if covered:
-        mask_coverage.save(covered, folder)
+        kernel_coverage.save(covered, folder)
     prune(folder.parent)

@@ -6,8 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from math import isqrt
 
-from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS, CompileKey
 from fuzz_attn.case.parts import Sequence
 
 PROGRAM_MS = 9

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fuzz_attn.case.aspects import FLAGS, Feature
-from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS, AttentionCase
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS, AttentionCase, CompileKey
 from fuzz_attn.case.domain import Domain, beside
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES

@@ -21,7 +21,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.engine.campaign import Campaign, Plan

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.backends.gpus import GpuFacts, gpu_facts, start_in_turn
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.errors import BackendError, DeviceFullError, DeviceLostError, NotCompiledInterrupt
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final
 
 from fuzz_attn.backends.backend import Kernels, Observation, Watch, quiet
-from fuzz_attn.backends.mask_coverage import OUTCOMES, Mask
+from fuzz_attn.backends.kernel_coverage import OUTCOMES, Mask
 from fuzz_attn.cache_folder import cache_folder
 from fuzz_attn.errors import BackendError, LoopLimitError, LoweringError, SimulatorError, UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Kind

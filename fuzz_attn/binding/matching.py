@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from fuzz_attn.binding.binding import LEFT_OUT, Binding, Constant, OutputForm, ScaleForm, WindowSpelling
+from fuzz_attn.binding.binding import LEFT_OUT, Binding, Constant, OutputForm, ScaleForm, Signature, WindowSpelling
 from fuzz_attn.binding.published import PUBLISHED, Published
 from fuzz_attn.binding.roles import PACKED, ROLE_OF, ROLES
-from fuzz_attn.binding.signature import Signature
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.errors import BindingError
 

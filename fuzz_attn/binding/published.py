@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from fuzz_attn.binding.binding import Binding
-from fuzz_attn.binding.signature import Signature
+from fuzz_attn.binding.binding import Binding, Signature
 
 Names: TypeAlias = frozenset[str]
 

@@ -20,10 +20,21 @@ import torch
 from msgspec.structs import replace as changed
 
 from fuzz_attn.backends.backend import Backend
-from fuzz_attn.binding.binding import Binding, PathValue
-from fuzz_attn.binding.conventions import CHOICES, capital, differences, how_to_state, open_in, phrase
+from fuzz_attn.binding.binding import (
+    CHOICES,
+    Binding,
+    PathValue,
+    arguments_of,
+    capital,
+    default_in_words,
+    differences,
+    how_to_state,
+    open_in,
+    other_values,
+    phrase,
+    unexercised,
+)
 from fuzz_attn.binding.promises import domain_of, expressible
-from fuzz_attn.binding.signature import arguments_of, default_in_words, other_values, unexercised
 from fuzz_attn.calibration.easy_cases import Batch, Size, case_of, sizes
 from fuzz_attn.case.aspects import FEATURES, Feature, all_features_of
 from fuzz_attn.case.attention_case import AttentionCase, replace

@@ -18,7 +18,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from fuzz_attn.backends import mask_coverage
+from fuzz_attn.backends import kernel_coverage
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.cli.options import FILE, Decorated, annotations_option, markdown_option
 from fuzz_attn.engine.events import ONLY_PART, Part
@@ -242,7 +242,7 @@ def _save(report: RunReport, folder: Path) -> list[str]:
     path = folder / SUMMARY_NAME
     try:
         write_new(path, msgspec.json.format(msgspec.json.encode(json_numbers(report.statistics)), indent=1) + b"\n")
-        covered = mask_coverage.save([report.statistics.coverage], folder)
+        covered = kernel_coverage.save([report.statistics.coverage], folder)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
     own = [os.path.relpath(name) for name in (path, covered, folder / LOG_NAME)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from fuzz_attn.backends.mask_coverage import FILE_NAME, load
+from fuzz_attn.backends.kernel_coverage import FILE_NAME, load
 from fuzz_attn.cli.options import FILE, exits
 from fuzz_attn.errors import ReportError
 from fuzz_attn.report.mask_gaps import print_gaps

@@ -11,8 +11,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
-from fuzz_attn.backends.configurations import KernelConfigurations
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import KernelConfigurations, Mask
 from fuzz_attn.case.plain import Plain, Positive, Seconds, Whole
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.engine.orders import Order, Ready

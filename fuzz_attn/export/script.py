@@ -36,7 +36,7 @@ from fuzz_attn.export.recorded_calls import (
 from fuzz_attn.foreign_files import target_points
 from fuzz_attn.operations.calls.call_case import CallSequence
 from fuzz_attn.operations.registry import FAMILIES, operation_of
-from fuzz_attn.targets.published.place import WheelPlace, place_of
+from fuzz_attn.targets.place import WheelPlace, place_of
 from fuzz_attn.targets.target import Target
 
 

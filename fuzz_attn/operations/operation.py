@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from fuzz_attn.backends.backend import Backend
-    from fuzz_attn.binding.binding import Binding
-    from fuzz_attn.binding.signature import Signature
-    from fuzz_attn.case.not_drawn import NotDrawn
+    from fuzz_attn.binding.binding import Binding, Signature
+    from fuzz_attn.case.aspect_table import NotDrawn
     from fuzz_attn.case.parts import DTypes
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.comparisons import Comparison

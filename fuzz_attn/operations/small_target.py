@@ -19,15 +19,21 @@ import torch
 from msgspec.structs import replace
 
 from fuzz_attn.backends.backend import Backend
-from fuzz_attn.binding.binding import LEFT_OUT, Binding, python_value
+from fuzz_attn.binding.binding import (
+    LEFT_OUT,
+    Binding,
+    Signature,
+    default_in_words,
+    python_value,
+    signature_of,
+    unexercised,
+)
 from fuzz_attn.binding.call import take, values_of
 from fuzz_attn.binding.matching import Match, require_each_once, require_taken
-from fuzz_attn.binding.problem import Copy, guarded
-from fuzz_attn.binding.signature import Signature, default_in_words, signature_of, unexercised
+from fuzz_attn.binding.values import Copy, guarded
 from fuzz_attn.errors import BindingError, CaseError, TargetError
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
-from fuzz_attn.inputs.storage import GUARD_BYTES
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import GUARD_BYTES, bits_of
 from fuzz_attn.operations.operation import Operation
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.verdict import Refusal

@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.storage import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import roundings
 from fuzz_attn.oracle.logits import NO_SINK, Logits, accumulation_unit, anchored, exact_columns

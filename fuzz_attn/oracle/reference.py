@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 import torch
 
 from fuzz_attn.case.recipes import LogSumExp
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.storage import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import roundings
 from fuzz_attn.oracle.error_bound import (

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.inputs.stores import Store
-from fuzz_attn.inputs.tensors import AttentionTensors, taken
+from fuzz_attn.inputs.tensors import AttentionTensors, Store, taken
 
 
 def some(mask: torch.Tensor) -> bool:

@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from fuzz_attn.backends.backend import Backend, Observation, Watch
-from fuzz_attn.binding.unusual_call import UnusualCall
+from fuzz_attn.binding.call import UnusualCall
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.contract_trial import ContractTrial

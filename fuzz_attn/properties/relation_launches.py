@@ -23,7 +23,7 @@ from fuzz_attn.case.parts import HeadLayout, PageLayout
 from fuzz_attn.case.recipes import Custom
 from fuzz_attn.inputs import transforms
 from fuzz_attn.inputs.output_tensors import OutputTensor
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.storage import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors, custom_mask_of, materialise, outputs_of
 from fuzz_attn.inputs.transforms import (
     Shift,

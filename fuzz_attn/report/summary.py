@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fuzz_attn.backends import configurations
-from fuzz_attn.case import not_drawn
+from fuzz_attn.backends import kernel_coverage
+from fuzz_attn.case import aspect_table
 from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
 from fuzz_attn.engine.run_folder import POSSIBLE_HANG
 from fuzz_attn.oracle.verdict import NOT_REDUCED
@@ -128,7 +128,7 @@ def _numbers(statistics: Statistics) -> Iterator[Row]:
     yield "cases", f"{statistics.cases} in {statistics.seconds:.0f} s, {rate:.1f} cases/s"
     yield "compile keys", f"{keys}, {statistics.cases / max(1, keys):.1f} cases each"
     if statistics.configurations:
-        yield "configurations", configurations.covered(statistics.configurations)
+        yield "configurations", kernel_coverage.covered(statistics.configurations)
     if statistics.kernels_ahead or statistics.kernels_kept:
         yield "kernels", _kernels_ahead(statistics)
         yield "compiler", _waits(statistics)
@@ -219,7 +219,7 @@ def _shares(statistics: Statistics) -> Iterator[Row]:
     yield "features", features_line(statistics)
     yield "like serving", served_line(statistics)
     if statistics.not_drawn:
-        yield "not drawn", "\n".join(not_drawn.sentences(statistics.not_drawn))
+        yield "not drawn", "\n".join(aspect_table.sentences(statistics.not_drawn))
     if statistics.unexercised:
         yield "not exercised", "\n".join(statistics.unexercised)
     if statistics.relations:

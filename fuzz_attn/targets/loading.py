@@ -10,27 +10,89 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from fuzz_attn.binding.binding import Binding, Constant, python_value
+from fuzz_attn.binding.binding import DECORATED, Binding, Constant, arguments_of, python_value, signature_of
 from fuzz_attn.binding.matching import match_of
 from fuzz_attn.binding.promises import declared, domain_of, stated_features
-from fuzz_attn.binding.signature import DECORATED, arguments_of, signature_of
+from fuzz_attn.case.parts import MOST_CONFIGURATIONS
 from fuzz_attn.errors import BindingError, DomainError, FuzzAttnError, TargetError
 from fuzz_attn.foreign_files import target_points
-from fuzz_attn.targets.autotuned import configurations_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
+from fuzz_attn.targets.importing import Folder, answers_of, import_published
+from fuzz_attn.targets.place import CheckoutPlace, WheelPlace, known_binding, place_of, with_known
 from fuzz_attn.targets.process_state import restored_process_state, target_defaults
-from fuzz_attn.targets.published.importing import Folder, answers_of, import_published
-from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, known_binding, place_of, with_known
 from fuzz_attn.targets.target import Target
 
 if TYPE_CHECKING:
     from fuzz_attn.case.domain import Domain
     from fuzz_attn.case.families import Family
+
+
+def configurations_of(call: Callable[..., object]) -> int:
+    """Return the most configurations of an autotuner that a callable names, or a function that it calls; 1 without any.
+
+    Only functions of the callable's own package, or file, are followed. A kernel that is found in another way, for
+    example in a table, is not seen.
+    """
+    if "triton" not in sys.modules:
+        return 1
+    from fuzz_attn.ttir.triton_compat import configurations_in  # noqa: PLC0415 - imports Triton
+
+    return min(MOST_CONFIGURATIONS, max((1, *map(configurations_in, _reached(call)))))
+
+
+def _reached(call: Callable[..., object]) -> Iterator[object]:
+    """Yield what the functions name that a callable leads to, each once."""
+    seen: set[int] = set()
+    waiting: list[object] = [call]
+    own = str(getattr(call, "__module__", "")).partition(".")[0]
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        function = found.__func__ if isinstance(found, MethodType) else getattr(found, "__wrapped__", found)
+        function = function if isinstance(function, FunctionType) else _called(found)
+        if function is not None and str(function.__module__).partition(".")[0] == own:
+            waiting += _named_in(function)
+
+
+def _called(found: object) -> FunctionType | None:
+    """Return the function of an object that is called as one, such as a module of torch or an instance of a class."""
+    kind = found if isinstance(found, type) else type(found)
+    for name in ("forward", "__call__"):
+        function = vars(kind).get(name)
+        if isinstance(function, FunctionType):
+            return function
+    return None
+
+
+def _named_in(function: FunctionType) -> Iterator[object]:
+    """Yield the globals, variables of outer functions and attributes of modules that a function names."""
+    names = {name for code in _codes_of(function.__code__) for name in code.co_names}
+    found = [function.__globals__[name] for name in names if name in function.__globals__]
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # a variable that has no value yet
+            continue
+    yield from found
+    for module in found:
+        if isinstance(module, ModuleType):
+            yield from (vars(module)[name] for name in names if name in vars(module))
+
+
+def _codes_of(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes_of(constant)
+
 
 _MODULE_OF_FILE: Final = "fuzz_attn_target_{}"
 """The name of a module that was imported from a target's file."""
@@ -99,7 +161,7 @@ def _published(place: WheelPlace | CheckoutPlace) -> ModuleType:
     if isinstance(place, CheckoutPlace):
         tree = Folder(place.folder)
     else:
-        from fuzz_attn.targets.published.wheel import Wheel  # noqa: PLC0415 - imports requests, for a tenth of a second
+        from fuzz_attn.targets.wheel import Wheel  # noqa: PLC0415 - imports requests, for a tenth of a second
 
         tree = Wheel(place.package, place.version)
     return import_published(tree, place.module, answers_of(place.module.partition(".")[0]))

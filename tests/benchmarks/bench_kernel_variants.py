@@ -26,8 +26,8 @@ from fuzz_attn.operations.attention.drawing import SharedRound, shared_round
 from fuzz_attn.operations.operation import derived_seed
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
+from fuzz_attn.targets.gpu_answers import gpu_answers
 from fuzz_attn.targets.loading import load_target
-from fuzz_attn.targets.published.gpu_answers import gpu_answers
 from fuzz_attn.ttir.compiler_compat import KernelKey, WantedKernel
 
 SEED = 1

@@ -47,9 +47,8 @@ from faults import (  # type: ignore[import-not-found] # beside this script
 
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.calibration.easy_cases import plain_case, sizes
-from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey
 from fuzz_attn.case.attention_case import replace as replace_case
-from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Order, Setup

@@ -26,8 +26,7 @@ from fuzz_attn.case.aspects import (
     all_features_of,
     with_feature,
 )
-from fuzz_attn.case.attention_case import AttentionCase, inexpressible, replace
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey, inexpressible, replace
 from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.counterexamples import counterexample

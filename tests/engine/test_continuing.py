@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.backends.mask_coverage import Mask, Outcome
+from fuzz_attn.backends.kernel_coverage import Mask, Outcome
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.counterexamples.counterexample import signed

@@ -13,11 +13,11 @@ from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.calibration.easy_cases import BrokenPromises, sizes
+from fuzz_attn.case.aspect_table import NotDrawn
 from fuzz_attn.case.aspects import FEATURES_OF, all_features_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.not_drawn import NotDrawn
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Strides
 from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.case.recipes import ConstantValues, Override, SinkRecipe

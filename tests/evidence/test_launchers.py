@@ -12,7 +12,7 @@ import pytest
 
 from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.operations.registry import FAMILIES
-from fuzz_attn.targets.published import place
+from fuzz_attn.targets import place
 
 HERE = Path(__file__).parent
 MOST_LINES = 10

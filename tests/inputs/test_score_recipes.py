@@ -25,8 +25,7 @@ from fuzz_attn.case.recipes import (
     UniformScores,
 )
 from fuzz_attn.inputs.numbers import LIMIT, NEAR_UNIFORM, numbers_of
-from fuzz_attn.inputs.storage import rounded
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES
+from fuzz_attn.inputs.storage import TORCH_DTYPES, rounded
 from fuzz_attn.inputs.tensors import materialise
 
 Doubles = npt.NDArray[np.float64]

@@ -26,10 +26,18 @@ from fuzz_attn.case.recipes import (
     QQBiasRecipe,
     SinkRecipe,
 )
+from fuzz_attn.inputs.batch_rows import page_map
 from fuzz_attn.inputs.numbers import numbers_of
-from fuzz_attn.inputs.page_map import page_map
-from fuzz_attn.inputs.storage import GUARD_BYTES, output_poison, rounded, slot_poison, storage_bytes, table_poison
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, UNSIGNED
+from fuzz_attn.inputs.storage import (
+    GUARD_BYTES,
+    TORCH_DTYPES,
+    UNSIGNED,
+    output_poison,
+    rounded,
+    slot_poison,
+    storage_bytes,
+    table_poison,
+)
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.strategies.cases import cases
 

@@ -27,8 +27,7 @@ from fuzz_attn.case.recipes import (
 )
 from fuzz_attn.inputs.numbers import LIMIT, MARK, numbers_of
 from fuzz_attn.inputs.random_bits import Floats
-from fuzz_attn.inputs.storage import rounded
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES
+from fuzz_attn.inputs.storage import TORCH_DTYPES, rounded
 from fuzz_attn.strategies.features import FP8_SCALES, OTHER_SIGNS
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)

@@ -24,7 +24,7 @@ from fuzz_attn.ledger import replaying
 from fuzz_attn.ledger.defects import OWN, TABLE, load_table
 from fuzz_attn.ledger.summaries import counts_in_markdown, open_bugs_in_markdown, page_name, word_of, words_in_markdown
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.targets.published.wheel import Wheel
+from fuzz_attn.targets.wheel import Wheel
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "tests" / "sample_targets" / "torch_attention.py"

@@ -14,7 +14,7 @@ import torch
 
 import fuzz_attn
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.binding.unusual_call import OneDevice, UnusualCall
+from fuzz_attn.binding.call import OneDevice, UnusualCall
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.contract_trial import TRAIT, ContractTrial, Form, OtherType
 from fuzz_attn.case.domain import Domain

@@ -15,8 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from fuzz_attn.errors import CaseError
-from fuzz_attn.inputs.storage import REACH, far_axis, storage_bytes
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import REACH, bits_of, far_axis, storage_bytes
 from fuzz_attn.operations.merge_states.state_case import StateAxis, StateCase, StateDomain, key_pool
 from fuzz_attn.operations.merge_states.state_draws import state_cases
 from fuzz_attn.operations.merge_states.state_experiment import LOGARITHM, merge

@@ -40,9 +40,8 @@ from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs import transforms
-from fuzz_attn.inputs.page_map import page_map
-from fuzz_attn.inputs.stores import Store
-from fuzz_attn.inputs.tensors import materialise
+from fuzz_attn.inputs.batch_rows import page_map
+from fuzz_attn.inputs.tensors import Store, materialise
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties import relation_launches
 from fuzz_attn.properties.check import check, check_relation

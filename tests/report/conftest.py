@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.aspects import ALL_FEATURES
-from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS, CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.strategies.batches import MAX_MANY, SURGES, VAST_KEYS, batches

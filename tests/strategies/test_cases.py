@@ -18,8 +18,7 @@ from fuzz_attn.case.aspects import (
     has_inner_strides,
     is_mixed,
 )
-from fuzz_attn.case.attention_case import AttentionCase, far_length, replace
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey, far_length, replace
 from fuzz_attn.case.domain import Domain, unpromised, within
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family

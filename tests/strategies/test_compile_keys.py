@@ -14,7 +14,7 @@ import pytest
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.aspects import Feature, is_mixed
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.parts import DTypes, LaunchHints

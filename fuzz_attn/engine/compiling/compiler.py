@@ -42,7 +42,7 @@ from fuzz_attn.workers.fork import Forks, die_with_parent
 
 if TYPE_CHECKING:
     from fuzz_attn.engine.compiling.rehearsal import Compiled, Refused, Rehearsal
-    from fuzz_attn.targets.published.gpu_answers import Gpu
+    from fuzz_attn.targets.gpu_answers import Gpu
     from fuzz_attn.targets.target import Target
 
 AHEAD: Final = 2
@@ -246,7 +246,7 @@ def rehearsal_of(setup: Setup, workers: Workers) -> Rehearsal:
     """Return the rehearsal of a target, called as the run's workers call it."""
     from fuzz_attn.backends.compiler import CompilerBackend  # noqa: PLC0415 - imports torch, as below
     from fuzz_attn.engine.compiling.rehearsal import Rehearsal  # noqa: PLC0415 - as above
-    from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
+    from fuzz_attn.targets.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
 
     target = load_for(setup, workers.binding, workers.gpu)
     backend = CompilerBackend(partial(gpu_answers, answers_of(workers.gpu)))
@@ -431,7 +431,7 @@ def _tell_gpu(sender: Connection) -> None:
 
 def load_for(setup: Setup, binding: Binding | None, gpu: GpuFacts) -> Target:
     """Return the target of a run, loaded as in a process with a GPU."""
-    from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - imports torch
+    from fuzz_attn.targets.gpu_answers import gpu_answers  # noqa: PLC0415 - imports torch
 
     with gpu_answers(answers_of(gpu)):
         return load_target(setup.target, setup.family, binding)
@@ -439,7 +439,7 @@ def load_for(setup: Setup, binding: Binding | None, gpu: GpuFacts) -> Target:
 
 def answers_of(gpu: GpuFacts) -> Gpu:
     """Return what a launcher is told about a GPU."""
-    from fuzz_attn.targets.published.gpu_answers import Gpu  # noqa: PLC0415 - imports torch
+    from fuzz_attn.targets.gpu_answers import Gpu  # noqa: PLC0415 - imports torch
 
     return Gpu(gpu[:2], gpu[2])
 

@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fuzz_attn.backends import configurations, mask_coverage
-from fuzz_attn.backends.configurations import KernelConfigurations
-from fuzz_attn.backends.mask_coverage import Mask, Outcome, TargetCoverage
+from fuzz_attn.backends import kernel_coverage
+from fuzz_attn.backends.kernel_coverage import KernelConfigurations, Mask, Outcome, TargetCoverage
+from fuzz_attn.case.aspect_table import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.contract_trial import REFUSED, is_refused, trial_of
-from fuzz_attn.case.not_drawn import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.plain import Finite, Plain, Seconds, Whole
 from fuzz_attn.engine.events import (
     CaseJudged,
@@ -240,10 +239,10 @@ class Tally:
         self.judging += event.seconds
         self.compiling += event.compiling
         if event.masks:  # nearly always there are no new ones
-            self.masks = mask_coverage.merged((*self.masks, *event.masks))
-            self.outcomes = mask_coverage.outcomes(self.masks)
+            self.masks = kernel_coverage.merged((*self.masks, *event.masks))
+            self.outcomes = kernel_coverage.outcomes(self.masks)
         if event.configurations:
-            self.configurations = configurations.merged((*self.configurations, *event.configurations))
+            self.configurations = kernel_coverage.merged_configurations((*self.configurations, *event.configurations))
         if event.phase in ("confirm", "shrink"):
             self.shrinking += 1
         else:
@@ -302,7 +301,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
     if not shards:
         return None
     first = shards[0]
-    masks = mask_coverage.merged(mask for shard in shards for mask in shard.masks)
+    masks = kernel_coverage.merged(mask for shard in shards for mask in shard.masks)
     return Statistics(
         target=first.target,
         backend=first.backend,
@@ -338,10 +337,10 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         excused=sum(shard.excused for shard in shards),
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
         known=tuple(sorted({path for shard in shards for path in shard.known})),
-        configurations=configurations.merged(each for shard in shards for each in shard.configurations),
+        configurations=kernel_coverage.merged_configurations(each for shard in shards for each in shard.configurations),
         unexercised=first.unexercised,
         masks=masks,
-        outcomes=mask_coverage.outcomes(masks),
+        outcomes=kernel_coverage.outcomes(masks),
     )
 
 

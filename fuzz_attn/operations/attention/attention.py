@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.binding.binding import Binding
-    from fuzz_attn.case.not_drawn import NotDrawn
+    from fuzz_attn.case.aspect_table import NotDrawn
     from fuzz_attn.case.parts import DTypes
     from fuzz_attn.forensics.explanation import Explanation, FirstOperation
     from fuzz_attn.inputs.random_bits import Floats
@@ -356,13 +356,13 @@ class Attention(Operation):
 
     def parameters_of(self, binding: Binding, reasons: Mapping[str, str]) -> list[tuple[str, str, str]]:
         """Return a row for each parameter of a target: its name, its role in words, and why it has that."""
-        from fuzz_attn.binding.conventions import parameters_of  # noqa: PLC0415 - only few commands need it
+        from fuzz_attn.binding.binding import parameters_of  # noqa: PLC0415 - only few commands need it
 
         return list(parameters_of(binding, reasons))
 
     def conventions_of(self, binding: Binding) -> list[str]:
         """Return layout, output and the other conventions of a target, in sentences."""
-        from fuzz_attn.binding.conventions import conventions_of  # noqa: PLC0415 - as above
+        from fuzz_attn.binding.binding import conventions_of  # noqa: PLC0415 - as above
 
         return list(conventions_of(binding))
 

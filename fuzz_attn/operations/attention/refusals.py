@@ -21,9 +21,8 @@ import msgspec
 
 from fuzz_attn.case import paths
 from fuzz_attn.case.aspects import ASPECTS, Aspect, Feature
-from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey, replace
 from fuzz_attn.case.case_fields import CaseFields
-from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.dtypes import WIDE_DTYPES, is_fp8
 from fuzz_attn.case.parts import DTypes, LaunchHints

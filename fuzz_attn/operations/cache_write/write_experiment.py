@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.inputs import tensors as attention_tensors
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.storage import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.inputs.transforms import numbers_like
 from fuzz_attn.operations.cache_write.write_case import WriteCase

@@ -18,7 +18,7 @@ from fuzz_attn.forensics.inquiry import MOST_FINDINGS
 from fuzz_attn.forensics.near_cases import Kind, near_cases, near_experiments
 from fuzz_attn.forensics.padded_stores import gap_for, padded_store
 from fuzz_attn.inputs.output_tensors import OutputTensor
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.storage import is_fp8_dtype
 from fuzz_attn.operations.cache_write.write_experiment import (
     LIMITS,
     NAMES,

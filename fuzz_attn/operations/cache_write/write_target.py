@@ -11,10 +11,9 @@ from typing import Any, Final, get_args
 import torch
 from msgspec.structs import replace
 
-from fuzz_attn.binding.binding import Binding
-from fuzz_attn.binding.layouts import AXES, LAYOUTS, Layout, groups_of
+from fuzz_attn.binding.binding import AXES, LAYOUTS, Binding, Layout, groups_of
 from fuzz_attn.inputs.output_tensors import OutputTensor
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import bits_of
 from fuzz_attn.operations.cache_write.write_case import (
     NAME,
     NAMES,

@@ -15,6 +15,8 @@ from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
 from fuzz_attn.inputs.random_bits import Integers, Stream
 from fuzz_attn.inputs.storage import (
+    TORCH_DTYPES,
+    bits_dtype,
     output_poison,
     poisoned,
     rounded,
@@ -25,7 +27,6 @@ from fuzz_attn.inputs.storage import (
     tensor_of,
     tensors_over,
 )
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_dtype
 from fuzz_attn.operations.cache_write.write_case import QUERY_HEADS, SCALE_CACHES, CacheType, StoredType, WriteCase
 from fuzz_attn.operations.small_tensors import with_far_axis
 

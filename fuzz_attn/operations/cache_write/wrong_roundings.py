@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.inputs.tensor_types import INTEGERS, is_fp8_dtype
+from fuzz_attn.inputs.storage import INTEGERS, is_fp8_dtype
 from fuzz_attn.operations.cache_write.write_experiment import EXACT, LIMITS, QUOTIENT, stored
 from fuzz_attn.operations.cache_write.write_tensors import WriteTensors
 from fuzz_attn.oracle.reference import Expected

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.recipes import LogSumExp
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import bits_of
 from fuzz_attn.operations.merge_states.state_case import NAME, NAMES, NEEDED, ROLES, StateDomain
 from fuzz_attn.operations.merge_states.state_tensors import StateTensors
 from fuzz_attn.operations.small_target import Forms, Roles, SmallTarget, found, limited

@@ -16,6 +16,8 @@ from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
 from fuzz_attn.inputs.random_bits import Stream
 from fuzz_attn.inputs.storage import (
+    TORCH_DTYPES,
+    bits_dtype,
     output_poison,
     poisoned,
     rounded,
@@ -23,7 +25,6 @@ from fuzz_attn.inputs.storage import (
     strided,
     tensors_over,
 )
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_dtype
 from fuzz_attn.operations.merge_states.state_case import StateCase, StateType
 from fuzz_attn.operations.small_tensors import with_far_axis
 

@@ -19,9 +19,9 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fuzz_attn.backends import configurations
-from fuzz_attn.binding.conventions import parameters_of
-from fuzz_attn.case import not_drawn
+from fuzz_attn.backends import kernel_coverage
+from fuzz_attn.binding.binding import parameters_of
+from fuzz_attn.case import aspect_table
 from fuzz_attn.engine.listeners.results import LEAST_JUDGED
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.errors import OutputError
@@ -257,7 +257,7 @@ def _summary(log: RunLog) -> list[tuple[str, str]]:
             safe("; ".join(f"{what}: {number(times)}" for what, times in statistics.unsupported.items())) or "none",
         ),
         ("worker deaths", number(statistics.deaths)),
-        ("not drawn", safe("; ".join(not_drawn.sentences(statistics.not_drawn))) or "nothing"),
+        ("not drawn", safe("; ".join(aspect_table.sentences(statistics.not_drawn))) or "nothing"),
         ("mask coverage", _coverage(log)),
         ("largest err / bound", _ratios(log)),
     ]
@@ -267,7 +267,7 @@ def _summary(log: RunLog) -> list[tuple[str, str]]:
     elif statistics.kernels_compiled or statistics.kernels_loaded:
         rows.insert(5, ("kernels compiled", f"{statistics.kernels_compiled}, {statistics.kernels_loaded} from a cache"))
     if statistics.configurations:
-        rows.append(("configurations", safe(configurations.covered(statistics.configurations))))
+        rows.append(("configurations", safe(kernel_coverage.covered(statistics.configurations))))
     if statistics.unexercised:
         rows.append(("not exercised", safe("; ".join(statistics.unexercised))))
     if statistics.unfinished:

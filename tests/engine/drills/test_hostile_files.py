@@ -22,7 +22,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from fuzz_attn.backends.mask_coverage import CoverageFile, Mask, TargetCoverage
+from fuzz_attn.backends.kernel_coverage import CoverageFile, Mask, TargetCoverage
 from fuzz_attn.binding.binding import Binding, read_binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
@@ -41,7 +41,7 @@ from fuzz_attn.engine.run_folder import covered_keys
 from fuzz_attn.errors import FuzzAttnError, TargetError
 from fuzz_attn.oracle.verdict import Element, Refusal, Verdict
 from fuzz_attn.settings import load_settings
-from fuzz_attn.targets.published.wheel import Wheel
+from fuzz_attn.targets.wheel import Wheel
 
 EXAMPLES: Final = int(os.environ.get("FUZZ_ATTN_HOSTILE_FILES", "120"))
 PARTS: Final = 4

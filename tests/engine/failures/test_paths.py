@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from fuzz_attn.backends.configurations import KernelConfigurations, covered, merged
+from fuzz_attn.backends.kernel_coverage import KernelConfigurations, covered, merged_configurations
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.case.paths import with_configuration
@@ -130,6 +130,6 @@ def test_a_failure_of_the_first_configuration_is_not_one_of_another() -> None:
 def test_covered_configurations_of_shards_and_kernels_are_counted_together() -> None:
     first, second = (KernelConfigurations("a", (0, 1, 2), (number,)) for number in (0, 2))
     pruned = KernelConfigurations("b", (4, 5), (4,))
-    assert merged((first, second, first)) == (KernelConfigurations("a", (0, 1, 2), (0, 2)),)
-    assert covered(merged((first, pruned, second))) == "2 of 3 of a, 1 of 2 of b"
+    assert merged_configurations((first, second, first)) == (KernelConfigurations("a", (0, 1, 2), (0, 2)),)
+    assert covered(merged_configurations((first, pruned, second))) == "2 of 3 of a, 1 of 2 of b"
     assert covered(()) == ""

@@ -195,8 +195,8 @@ def folder_of(run: int) -> Path | None:
     """Return the folder of the service of a run, from the command line of its guardian."""
     for child in Path(f"/proc/{run}/task/{run}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
-        if "fuzz_attn.backends.guardian" in words:
-            return Path(words[words.index("fuzz_attn.backends.guardian") + 1])
+        if "fuzz_attn.backends.gpus" in words:
+            return Path(words[words.index("fuzz_attn.backends.gpus") + 1])
     return None
 
 

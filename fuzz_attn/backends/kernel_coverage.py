@@ -1,4 +1,4 @@
-"""Mask coverage: which masks and conditions of a target's kernels showed which outcomes in a campaign.
+"""Kernel coverage: which outcomes of masks, and which configurations, a target's kernels showed in a campaign.
 
 A mask that was never mixed is an untested boundary. The simulator records the mask of each load, store and select, and
 the condition of each branch and loop, in every program of every launch; see :class:`Mask`. A run writes the records of
@@ -126,3 +126,33 @@ def load(place: Path) -> tuple[TargetCoverage, ...]:
         raise CoverageError(f"{path}: cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CoverageError(f"{path}: is no coverage of a run: {error}") from error
+
+
+class KernelConfigurations(Plain, frozen=True):
+    """The configurations of an autotuned kernel by their places: those that pruning ``left``, and the ``launched``."""
+
+    kernel: str
+    left: tuple[Whole, ...]
+    launched: tuple[Whole, ...]
+
+
+def merged_configurations(found: Iterable[KernelConfigurations]) -> tuple[KernelConfigurations, ...]:
+    """Return what several launches or shards have launched together, one entry for each kernel."""
+    kernels: dict[str, tuple[set[int], set[int]]] = {}
+    for each in found:
+        left, launched = kernels.setdefault(each.kernel, (set(), set()))
+        left.update(each.left)
+        launched.update(each.launched)
+    return tuple(
+        KernelConfigurations(kernel, tuple(sorted(left)), tuple(sorted(launched)))
+        for kernel, (left, launched) in sorted(kernels.items())
+    )
+
+
+def covered(found: Iterable[KernelConfigurations]) -> str:
+    """Return how many configurations were launched: ``12 of 12``, with the kernels' names where there are several."""
+    kernels = list(found)
+    counts = [f"{len(each.launched)} of {len(each.left)}" for each in kernels]
+    if len(kernels) < 2:
+        return "".join(counts)
+    return ", ".join(f"{count} of {each.kernel}" for count, each in zip(counts, kernels, strict=True))

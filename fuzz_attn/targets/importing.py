@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, Final, Protocol
 
 from fuzz_attn.errors import TargetError
-from fuzz_attn.targets.published.gpu_answers import answering
+from fuzz_attn.targets.gpu_answers import answering
 
 _QUESTIONS: Final = ("is_", "has_", "use_", "supports_", "enable_")
 
