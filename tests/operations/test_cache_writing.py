@@ -73,8 +73,8 @@ def test_a_page_that_attention_reads_elsewhere_is_found(cache: str, monkeypatch:
     def of_the_neighbour(given: Any, token: torch.Tensor) -> torch.Tensor:
         return slot_of(given, token).roll(1)
 
-    slot_of = write_experiment.slots_of
-    monkeypatch.setattr(write_experiment, "slots_of", of_the_neighbour)
+    slot_of = write_experiment.slots_of_tokens
+    monkeypatch.setattr(write_experiment, "slots_of_tokens", of_the_neighbour)
     (verdict,) = KERNEL.judged(target, case, "read_back")
     assert (verdict.property_name, verdict.kind) == ("read_back", "mismatch")
     assert verdict.message.startswith(f"unified attention on the written {cache}: ")

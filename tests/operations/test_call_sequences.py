@@ -47,8 +47,8 @@ from fuzz_attn.operations.calls.call_draws import (
     CallDraws,
     suspects,
 )
-from fuzz_attn.operations.calls.lent_memory import Lender
-from fuzz_attn.operations.calls.second_thread import Meanwhile
+from fuzz_attn.operations.calls.call_experiment import Lender
+from fuzz_attn.operations.calls.second_call import Meanwhile
 from fuzz_attn.operations.merge_states.state_case import StateCase
 from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Verdict
