@@ -127,10 +127,10 @@ def verify(
             "verify() was called while a worker imported the target's file: call it under `if __name__ == '__main__':`"
         )
     from fuzz_attn.binding.binding import binding_of  # noqa: PLC0415 - loads msgspec, as below
+    from fuzz_attn.engine.fuzz_run import run_and_log  # noqa: PLC0415 - as above
     from fuzz_attn.engine.orders import Setup  # noqa: PLC0415 - as above
-    from fuzz_attn.engine.run.fuzz_run import run_and_log  # noqa: PLC0415 - as above
-    from fuzz_attn.engine.run.run_plan import RunPlan, available_cores  # noqa: PLC0415 - as above
     from fuzz_attn.engine.run_folder import counterexample_folder, new_run_folder  # noqa: PLC0415 - as above
+    from fuzz_attn.engine.run_plan import RunPlan, available_cores  # noqa: PLC0415 - as above
     from fuzz_attn.settings import DEFAULT_MAX_TIME, DEFAULT_MEMORY, bytes_of, load_settings  # noqa: PLC0415 - as above
 
     settings = load_settings()

@@ -30,7 +30,7 @@ from fuzz_attn.engine.events import Event, FailureChanged
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Answer, Order, Setup
-from fuzz_attn.engine.run.preloaded import PROGRAM
+from fuzz_attn.engine.preloaded import PROGRAM
 from fuzz_attn.errors import BudgetSpentInterrupt
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.mask_gaps import Explanation

@@ -22,13 +22,11 @@ from fuzz_attn.backends import kernel_coverage
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.cli.options import FILE, Decorated, annotations_option, markdown_option
 from fuzz_attn.engine.events import ONLY_PART, Part
+from fuzz_attn.engine.fuzz_run import SIGNALS, run_and_log
 from fuzz_attn.engine.listeners.event_log import LOG_NAME
 from fuzz_attn.engine.listeners.results import BROKEN, FAILED, INTERRUPTED, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run.fuzz_run import SIGNALS, run_and_log
-from fuzz_attn.engine.run.run_plan import RunPlan, share_of
-from fuzz_attn.engine.run.shards import Shards
 from fuzz_attn.engine.run_folder import (
     SUMMARY_NAME,
     counterexample_folder,
@@ -38,6 +36,8 @@ from fuzz_attn.engine.run_folder import (
     prune,
     runs_folder,
 )
+from fuzz_attn.engine.run_plan import RunPlan, share_of
+from fuzz_attn.engine.shards import Shards
 from fuzz_attn.errors import FuzzAttnError, OutputError
 from fuzz_attn.foreign_files import write_new
 from fuzz_attn.report import failure, run_documents, summary
@@ -259,7 +259,7 @@ def run_on_ray(address: str, request: Request, gpu_share: float, workers: int | 
 
     On a GPU each worker gets ``gpu_share`` of one. ``workers`` is by default as many as the cluster has room for.
     """
-    from fuzz_attn.engine.run.ray_shards import RayCluster, RayShards  # noqa: PLC0415 - the extra may be missing
+    from fuzz_attn.engine.ray_shards import RayCluster, RayShards  # noqa: PLC0415 - the extra may be missing
 
     with RayCluster(address) as cluster:
         backend = request.backend

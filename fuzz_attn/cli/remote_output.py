@@ -12,8 +12,7 @@ import fsspec
 import msgspec
 
 from fuzz_attn.cache_folder import private_folder
-from fuzz_attn.engine.run.compiled_kernels import NAME as KERNELS
-from fuzz_attn.engine.run_folder import SUMMARY_NAME
+from fuzz_attn.engine.run_folder import KERNELS, SUMMARY_NAME
 from fuzz_attn.errors import OutputError
 from fuzz_attn.foreign_files import write_new
 

@@ -38,8 +38,8 @@ from fuzz_attn.cli.options import (
 )
 from fuzz_attn.engine.events import Part
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
+from fuzz_attn.engine.merging import merge as merge_runs
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run.merging import merge as merge_runs
 from fuzz_attn.errors import BindingError, FuzzAttnError
 from fuzz_attn.operations.registry import FAMILIES
 from fuzz_attn.report.printing import console, safe

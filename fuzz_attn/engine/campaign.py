@@ -26,7 +26,6 @@ from fuzz_attn.case.contract_trial import is_refused, trial_of
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import only_says_how
-from fuzz_attn.engine.compiling.rounds import POLL_SECONDS, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.events import (
     CaseJudged,
     CaseNotCompiled,
@@ -45,13 +44,13 @@ from fuzz_attn.engine.events import (
     no_news,
     time_to_fuzz,
 )
-from fuzz_attn.engine.explainer import EXPLAINING, Explainer
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import LAST_CASES
 from fuzz_attn.engine.failures.life import LAST_PART, FailureLives
 from fuzz_attn.engine.failures.saved import play_saved
-from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker, Wait
+from fuzz_attn.engine.isolated_worker import EXPLAINING, LAUNCH_SECONDS, Explainer, IsolatedWorker, Wait
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
+from fuzz_attn.engine.rounds import POLL_SECONDS, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.run_folder import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.schedule import (
     ON_GPU,

@@ -71,7 +71,7 @@ class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
     """A case was launched and judged. ``verdicts`` holds every failure, or the oracle's verdict of a pass.
 
     Of the ``seconds``, ``compiling`` were the compiler's. ``backend`` names the one that judged it, where that is
-    another than the worker's (:class:`fuzz_attn.engine.explainer.Explainer`).
+    another than the worker's (:class:`fuzz_attn.engine.isolated_worker.Explainer`).
     """
 
     shard: Whole

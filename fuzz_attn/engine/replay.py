@@ -16,13 +16,11 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.closer_look import explained
 from fuzz_attn.engine.events import Phase
-from fuzz_attn.engine.explainer import EXPLAINING
-from fuzz_attn.engine.failures.confirmation import order_of
+from fuzz_attn.engine.failures.confirmation import explained, order_of
 from fuzz_attn.engine.failures.saved import NOT_PROMISED, REFUSES, Played, played
 from fuzz_attn.engine.failures.triage import failures_of
-from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
+from fuzz_attn.engine.isolated_worker import EXPLAINING, LAUNCH_SECONDS, IsolatedWorker
 from fuzz_attn.engine.orders import Answer, Order, Setup
 from fuzz_attn.errors import BackendError, CounterexampleError, FuzzAttnError, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import Explanation

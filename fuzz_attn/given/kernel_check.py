@@ -17,8 +17,7 @@ from rich.text import Text
 
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.engine.closer_look import explained, in_words
-from fuzz_attn.engine.failures.confirmation import signed
+from fuzz_attn.engine.failures.confirmation import explained, in_words, signed
 from fuzz_attn.engine.failures.triage import failures_of
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import CounterexampleError, DomainError, KernelError, NotJudgedError

@@ -16,7 +16,7 @@ from typing import Final, Self, TypeAlias
 import msgspec
 
 from fuzz_attn.engine.orders import Ready
-from fuzz_attn.engine.run.preloaded import PROGRAM
+from fuzz_attn.engine.preloaded import PROGRAM
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.mutation.audit_messages import (
     AuditSetup,

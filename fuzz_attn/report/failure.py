@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import needs_trust
-from fuzz_attn.engine.failures.contract_rows import others_in_words
+from fuzz_attn.engine.failures.triage import others_in_words
 from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.report.printing import count, text_of, whole

@@ -25,7 +25,7 @@ from triton.compiler import CompilationError
 from fuzz_attn.backends.compiler import CompilerBackend
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import LaunchHints, Sequence
-from fuzz_attn.engine.compiling.rehearsal import Rehearsal, known_kernels
+from fuzz_attn.engine.rehearsal import Rehearsal, known_kernels
 from fuzz_attn.errors import NotCompiledInterrupt
 from fuzz_attn.inputs import storage
 from fuzz_attn.inputs.tensors import materialise

@@ -22,7 +22,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.engine.replay import replay
-from fuzz_attn.engine.run.run_plan import share_of
+from fuzz_attn.engine.run_plan import share_of
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError
 from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.operations.operation import derived_seed

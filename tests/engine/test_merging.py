@@ -33,9 +33,9 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, DistributionsLine, EventLog, read_log, report_of
 from fuzz_attn.engine.listeners.results import FoundFailure
+from fuzz_attn.engine.merging import MergedRun, merge, united
 from fuzz_attn.engine.orders import Order, Ready, Setup
-from fuzz_attn.engine.run.merging import MergedRun, merge, united
-from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
+from fuzz_attn.engine.run_plan import RunPlan, shard_plans
 from fuzz_attn.errors import MergeError
 from fuzz_attn.oracle.verdict import Refusal, Verdict
 

@@ -14,10 +14,10 @@ from ray.cluster_utils import Cluster
 
 from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.events import CaseJudged, Event, Finished, Note, WorkerReady
+from fuzz_attn.engine.fuzz_run import FuzzRun, run_and_log
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run.fuzz_run import FuzzRun, run_and_log
-from fuzz_attn.engine.run.ray_shards import RayCluster, RayShards
-from fuzz_attn.engine.run.run_plan import RunPlan
+from fuzz_attn.engine.ray_shards import RayCluster, RayShards
+from fuzz_attn.engine.run_plan import RunPlan
 from fuzz_attn.errors import FuzzAttnError
 
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}

@@ -54,7 +54,7 @@ def test_a_package_that_serves_all_operations_names_none(package: str) -> None:
 TENSORS_OF_ATTENTION = re.compile(
     r"(inputs\.(tensors|biases)|oracle\.(reference|row_blocks|logits)|properties\.relations)\b"
 )
-PRELOADED = "run/preloaded.py"
+PRELOADED = "engine/preloaded.py"
 """Imports modules for the processes that are forked from it, and calls none."""
 
 

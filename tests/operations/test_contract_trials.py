@@ -23,8 +23,7 @@ from fuzz_attn.case.recipes import AlibiRecipe
 from fuzz_attn.counterexamples.counterexample import Counterexample, signed
 from fuzz_attn.counterexamples.counterexample import load as load_file
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.failures.contract_rows import contracts_of
-from fuzz_attn.engine.failures.triage import class_of
+from fuzz_attn.engine.failures.triage import class_of, contracts_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.replay import replay

@@ -25,9 +25,8 @@ from fuzz_attn.engine.events import (
     name_of,
 )
 from fuzz_attn.engine.failures import triage
-from fuzz_attn.engine.failures.contract_rows import contracts_of, naming
 from fuzz_attn.engine.failures.reduction import simplicity
-from fuzz_attn.engine.failures.triage import KnownFailure, is_same, trigger_in
+from fuzz_attn.engine.failures.triage import KnownFailure, contracts_of, is_same, naming, trigger_in
 from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics, Tally, merged
 from fuzz_attn.errors import CounterexampleError
 from fuzz_attn.operations.registry import FAMILIES

@@ -13,8 +13,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from fuzz_attn.backends.kernel_coverage import Mask
-from fuzz_attn.engine.failures.contract_rows import is_contract, others_in_words
-from fuzz_attn.engine.failures.triage import has_place
+from fuzz_attn.engine.failures.triage import has_place, is_contract, others_in_words
 from fuzz_attn.engine.listeners.results import FoundFailure
 from fuzz_attn.operations.operation import Batch
 from fuzz_attn.operations.registry import operation_of

@@ -31,7 +31,7 @@ MARK = "FUZZ_ATTN_DRILL"
 PATIENCE = 240.0
 """Seconds; longer than any drill takes on a busy machine."""
 
-SHARD, WORKER = "fuzz_attn.engine.run.shard", "fuzz_attn.engine.case_judge"
+SHARD, WORKER = "fuzz_attn.engine.shard", "fuzz_attn.engine.case_judge"
 """What the command lines of a run's processes contain."""
 
 

@@ -35,11 +35,11 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.engine.events import CaseJudged, Event, FailureFound
+from fuzz_attn.engine.fuzz_run import run_and_log
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.engine.orders import Answer, Order, Setup
-from fuzz_attn.engine.run.fuzz_run import run_and_log
-from fuzz_attn.engine.run.run_plan import RunPlan, stage_plan
+from fuzz_attn.engine.run_plan import RunPlan, stage_plan
 from fuzz_attn.engine.schedule import ON_GPU, play_round
 from fuzz_attn.operations.attention.drawing import shared_round
 

@@ -29,10 +29,10 @@ from fuzz_attn.backends.gpus import (
 )
 from fuzz_attn.cli.campaigns import Request
 from fuzz_attn.cli.main import main
+from fuzz_attn.engine import shards
+from fuzz_attn.engine.fuzz_run import FuzzRun
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run import shards
-from fuzz_attn.engine.run.fuzz_run import FuzzRun
-from fuzz_attn.engine.run.run_plan import RunPlan
+from fuzz_attn.engine.run_plan import RunPlan
 
 A_HANG = 1800.0
 """Seconds after which a wait counts as a hang, on the slowest machine."""

@@ -374,7 +374,7 @@ def modules_with_a_clock() -> Iterator[ModuleType]:
             yield module
 
 
-WITH_A_CLOCK: Final = ("fuzz_attn.engine.failures", "fuzz_attn.engine.campaign", "fuzz_attn.engine.explainer")
+WITH_A_CLOCK: Final = ("fuzz_attn.engine.failures", "fuzz_attn.engine.campaign", "fuzz_attn.engine.isolated_worker")
 
 
 cases = st.sampled_from(sorted(CASES))

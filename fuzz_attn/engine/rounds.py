@@ -1,4 +1,4 @@
-"""Rounds: which shared rounds are ready to be judged, as files in the folder of a run.
+"""Rounds: which shared rounds are ready to be judged, as files in the folder of a run, and who compiles them.
 
 The compile stage writes a file when the kernels of a round are compiled. Each round is begun by one shard. A shard that
 finds none that no other has begun plays any of the others, with cases of its own: no case waits for the compiler.
@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.engine.orders import Setup
+from fuzz_attn.engine.events import WHOLE_RUN, Note, StageEvent
+from fuzz_attn.engine.orders import Ready, Setup
 from fuzz_attn.oracle.verdict import Site
+from fuzz_attn.workers.worker_process import WorkerProcess
 
 CASES: Final = 32
 """Cases of a shard before it looks for another round: enough to see what a compile key shows at once."""
@@ -190,3 +193,56 @@ class Rounds:
                 self._begun.add(int(number))
             elif int(number) not in self._ready:
                 self._ready[int(number)] = msgspec.json.decode((self._folder / name).read_bytes(), type=ReadyRound)
+
+
+COMMAND: Final = (sys.executable, "-P", "-m", "fuzz_attn.engine.compiler")
+DECODER: Final = msgspec.json.Decoder[StageEvent](StageEvent)
+
+
+class CompileStage:
+    """A process that compiles for a built-in target at once, and for all others when a worker is ready."""
+
+    def __init__(self, plan: StagePlan) -> None:
+        self._rounds = Rounds(Path(plan.folder))
+        self._rounds.make()
+        self._begun = False
+        self._process: WorkerProcess[StageEvent] | None = WorkerProcess(COMMAND, DECODER)
+        self._process.send(plan)
+
+    def __enter__(self) -> Self:
+        """Return the stage; it ends with the context."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the process, whatever it compiles."""
+        self._end()
+
+    def begin(self, ready: Ready) -> None:
+        """Tell the process, once, what a worker is ready for."""
+        if self._begun or self._process is None:
+            return
+        self._begun = True
+        if ready.gpu is None:
+            self._end()
+        else:
+            self._process.send(ready)
+
+    def events(self) -> Iterator[StageEvent | Note]:
+        """Yield what the process has sent; if it has died, say so, and shards compile their own kernels from then."""
+        while self._process is not None:
+            try:
+                event = self._process.receive(time.monotonic())
+            except TimeoutError:
+                return
+            if event is not None:
+                yield event
+                continue
+            death = self._process.death(self._process.exit_code())
+            self._end()
+            yield Note(WHOLE_RUN, f"no kernels were compiled ahead from then on: the compiler {death}")
+
+    def _end(self) -> None:
+        self._rounds.set_ended()
+        if self._process is not None:
+            self._process.end()
+            self._process = None

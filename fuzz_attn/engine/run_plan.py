@@ -16,9 +16,9 @@ import msgspec
 
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.counterexamples.counterexample import environment_of
-from fuzz_attn.engine.compiling.rounds import StagePlan
 from fuzz_attn.engine.events import ONLY_PART, Part, Started
 from fuzz_attn.engine.orders import Setup
+from fuzz_attn.engine.rounds import StagePlan
 from fuzz_attn.operations.operation import ALL_SHARDS, derived_seed
 
 

@@ -24,10 +24,9 @@ import msgspec
 
 from fuzz_attn.case.plain import FileName, Plain
 from fuzz_attn.engine.events import Event
-from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile
-from fuzz_attn.engine.run.run_plan import ShardPlan
-from fuzz_attn.engine.run.shards import COMMAND, DECODER
 from fuzz_attn.engine.run_folder import counterexample_folder
+from fuzz_attn.engine.run_plan import ShardPlan
+from fuzz_attn.engine.shards import COMMAND, DECODER, NEWS_NAME, NewsFile
 from fuzz_attn.workers.worker_process import LONGEST_MESSAGE, WorkerProcess
 
 BATCH_SECONDS: Final = 0.25

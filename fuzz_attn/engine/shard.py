@@ -1,7 +1,7 @@
-"""A shard of a run in its own process: ``python -P -m fuzz_attn.engine.run.shard`` runs one campaign.
+"""A shard of a run in its own process: ``python -P -m fuzz_attn.engine.shard`` runs one campaign.
 
 It receives a :class:`ShardPlan`, and nothing after that, and sends its events. What other shards have found it reads
-from a file (:mod:`fuzz_attn.engine.run.news`). SIGTERM, the end of the connection and the death of its parent end it;
+from a file (:mod:`fuzz_attn.engine.shards`). SIGTERM, the end of the connection and the death of its parent end it;
 what it found is saved then.
 """
 
@@ -22,9 +22,8 @@ import msgspec
 
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.events import Event, Told
-from fuzz_attn.engine.run.news import NEWS_NAME, NewsReader
-from fuzz_attn.engine.run.run_plan import ShardPlan
-from fuzz_attn.engine.run.shards import INTERRUPTED, RUN_ENDED
+from fuzz_attn.engine.run_plan import ShardPlan
+from fuzz_attn.engine.shards import INTERRUPTED, NEWS_NAME, RUN_ENDED, NewsReader
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.workers.fork import adopt_orphans, die_with_parent, end_children
 

@@ -29,10 +29,10 @@ from fuzz_attn.engine.events import (
     Told,
     WorkerReady,
 )
-from fuzz_attn.engine.run.ray_actor import Batch, ShardActor
-from fuzz_attn.engine.run.run_plan import ShardPlan
-from fuzz_attn.engine.run.shards import DECODER
+from fuzz_attn.engine.ray_actor import Batch, ShardActor
 from fuzz_attn.engine.run_folder import counterexample_folder
+from fuzz_attn.engine.run_plan import ShardPlan
+from fuzz_attn.engine.shards import DECODER
 from fuzz_attn.errors import FuzzAttnError
 
 try:

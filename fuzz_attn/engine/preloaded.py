@@ -9,7 +9,7 @@ from typing import Final
 
 from fuzz_attn.workers.fork_server import serve
 
-PROGRAM: Final = "fuzz_attn.engine.run.preloaded"
+PROGRAM: Final = "fuzz_attn.engine.preloaded"
 
 
 def import_all() -> None:
@@ -19,7 +19,7 @@ def import_all() -> None:
 
     import fuzz_attn.calibration.calibrate
     import fuzz_attn.engine.campaign
-    import fuzz_attn.engine.run.run_plan
+    import fuzz_attn.engine.run_plan
     import fuzz_attn.inputs.tensors
     import fuzz_attn.inputs.transforms
     import fuzz_attn.oracle.comparison

@@ -1,4 +1,4 @@
-"""The process of the compile stage: ``python -P -m fuzz_attn.engine.compiling.compiler`` compiles one run's kernels.
+"""The process of the compile stage: ``python -P -m fuzz_attn.engine.compiler`` compiles one run's kernels.
 
 It receives a :class:`StagePlan` and later what the first worker is :class:`~fuzz_attn.engine.orders.Ready` for, and
 sends a :class:`~fuzz_attn.engine.events.RoundCompiled` for each round. Starting the device takes a worker more than a
@@ -32,16 +32,16 @@ import msgspec
 from fuzz_attn.backends import gpus
 from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RefusalReduced, RoundCompiled, StageEvent
 from fuzz_attn.engine.orders import Order, Ready, Setup
+from fuzz_attn.engine.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.operations.operation import FULL_ROUND, MOST_REDUCTIONS, Probe, Rule, SharedRound
 from fuzz_attn.operations.registry import FAMILIES, AnyCase, AnyDomain, HoldsCases, load_target, operation_of
 from fuzz_attn.oracle.verdict import Refusal, Site
 from fuzz_attn.workers.fork import Forks, die_with_parent
 
 if TYPE_CHECKING:
-    from fuzz_attn.engine.compiling.rehearsal import Compiled, Refused, Rehearsal
+    from fuzz_attn.engine.rehearsal import Compiled, Refused, Rehearsal
     from fuzz_attn.targets.gpu_answers import Gpu
     from fuzz_attn.targets.target import Target
 
@@ -218,7 +218,7 @@ class Compiler:
 
         A round whose cases need many kernels is narrowed, if that saves some.
         """
-        from fuzz_attn.engine.compiling.rehearsal import (  # noqa: PLC0415 - imports torch
+        from fuzz_attn.engine.rehearsal import (  # noqa: PLC0415 - imports torch
             compile_most,
             kernels_of,
             known_kernels,
@@ -245,7 +245,7 @@ def _outcome(number: int, result: bytes) -> Outcome:
 def rehearsal_of(setup: Setup, workers: Workers) -> Rehearsal:
     """Return the rehearsal of a target, called as the run's workers call it."""
     from fuzz_attn.backends.compiler import CompilerBackend  # noqa: PLC0415 - imports torch, as below
-    from fuzz_attn.engine.compiling.rehearsal import Rehearsal  # noqa: PLC0415 - as above
+    from fuzz_attn.engine.rehearsal import Rehearsal  # noqa: PLC0415 - as above
     from fuzz_attn.targets.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
 
     target = load_for(setup, workers.binding, workers.gpu)
@@ -282,7 +282,7 @@ def main() -> None:
     plan = msgspec.json.decode(connection.recv_bytes(), type=StagePlan)
     os.environ.pop("TRITON_INTERPRET", None)  # before the first import of Triton
     expected = ask_workers(plan.setup)
-    importlib.import_module("fuzz_attn.engine.compiling.rehearsal")  # while the GPU is asked
+    importlib.import_module("fuzz_attn.engine.rehearsal")  # while the GPU is asked
     import torch  # noqa: PLC0415 - as above
 
     torch.set_num_threads(1)
