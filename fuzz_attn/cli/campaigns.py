@@ -44,7 +44,7 @@ from fuzz_attn.report import failure, run_documents, summary
 from fuzz_attn.report.outcome import outcome
 from fuzz_attn.report.printing import console, safe, show, whole
 from fuzz_attn.report.run_documents import json_document, json_numbers, save_junit
-from fuzz_attn.report.terminal import Terminal
+from fuzz_attn.report.summary import Terminal
 
 
 @dataclass(frozen=True)

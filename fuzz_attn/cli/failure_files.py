@@ -23,7 +23,7 @@ from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.counterexamples.counterexample import Counterexample
 from fuzz_attn.counterexamples.trust import trusted_call
 from fuzz_attn.engine.replay import explanation_of
-from fuzz_attn.report import explanation_text, failure
+from fuzz_attn.report import failure
 from fuzz_attn.report import printing as output
 from fuzz_attn.report.printing import safe, save_picture
 from fuzz_attn.settings import load_settings
@@ -100,7 +100,8 @@ def explain(
         binding=stated_binding(binding),
         healthy=healthy,
     )
-    shown = Group(failure.headline(explained.found, explained.verdict), explanation_text.render(explained.explanation))
+    headline = failure.headline(explained.found, explained.verdict)
+    shown = Group(headline, failure.render_explanation(explained.explanation))
     output.show(output.console(), shown)
     if svg is not None:
         save_picture(shown, svg, title=f"fuzz-attn explain {file}")

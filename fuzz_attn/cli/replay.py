@@ -31,7 +31,7 @@ from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.report import run_documents
 from fuzz_attn.report.printing import console, safe, show, whole
 from fuzz_attn.report.run_documents import append_markdown, markdown_of_replay
-from fuzz_attn.report.terminal import Waiting
+from fuzz_attn.report.summary import Waiting
 from fuzz_attn.settings import load_settings
 
 FOLDER: Final = Path("tests") / "counterexamples"

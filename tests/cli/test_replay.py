@@ -26,7 +26,7 @@ from fuzz_attn.counterexamples import counterexample, trust
 from fuzz_attn.counterexamples.trust import is_installed
 from fuzz_attn.foreign_files import ENTRY_POINT_GROUP
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.report import terminal
+from fuzz_attn.report import summary
 from fuzz_attn.report.printing import save_picture
 
 TARGETS = Path(__file__).parents[1] / "sample_targets"
@@ -116,7 +116,7 @@ def test_a_mark_hides_no_other_failure(save: Save, folder: Path) -> None:
 def test_a_limit_of_a_launch_ends_a_hang_and_the_wait_is_shown(
     save: Save, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal, "PIPE_SECONDS", 0.2)
+    monkeypatch.setattr(summary, "PIPE_SECONDS", 0.2)
     (folder / "sleeps.py").write_text(SLEEPS)
     result = replay("--trust", "--launch-limit", "2", save("a.json", "sleeps.py:sleeps"))
     assert result.exit_code == 1

@@ -34,12 +34,12 @@ from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.errors import OutputError
 from fuzz_attn.oracle.verdict import Refusal, Verdict
 from fuzz_attn.report import run_documents
-from fuzz_attn.report import terminal as terminal_module
+from fuzz_attn.report import summary as terminal_module
 from fuzz_attn.report.failure import certainty, command_for
 from fuzz_attn.report.outcome import failures_list, outcome, status_of
 from fuzz_attn.report.printing import safe, show, text_of
 from fuzz_attn.report.run_documents import save_junit
-from fuzz_attn.report.terminal import Terminal
+from fuzz_attn.report.summary import Terminal
 
 HOSTILE = "[bold]wrong[/] \x1b]0;title\x07 \x1b[2J :smile: \r\x9b31m"
 SHOWN = r"[bold]wrong[/] \x1b]0;title\x07 \x1b[2J :smile: \x0d\x9b31m"
