@@ -22,6 +22,7 @@ from fuzz_attn.case.recipes import CAUSAL
 from fuzz_attn.strategies.covering_arrays import pairwise
 from fuzz_attn.strategies.draws import Sample, composite, draw_index, free_size, indices, sampled_from
 from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
+from fuzz_attn.strategies.features import mask_kinds
 from fuzz_attn.strategies.heads import (
     SIMPLER_GROUP_SIZES,
     SIMPLER_HEAD_SIZES,
@@ -40,8 +41,7 @@ from fuzz_attn.strategies.launches import (
     tile_sizes,
     warp_counts,
 )
-from fuzz_attn.strategies.masks import mask_kinds
-from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
+from fuzz_attn.strategies.memory_layouts import SIMPLER_BLOCK_SIZES, block_sizes
 from fuzz_attn.strategies.serving import serving_keys
 
 Values: TypeAlias = dict[str, Any]

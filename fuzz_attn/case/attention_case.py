@@ -2,7 +2,7 @@
 
 A case holds recipes and a seed, never a tensor. :mod:`fuzz_attn.inputs.tensors` makes the tensors from them, bit for
 bit the same on every machine. Cases compare by value, hash, and go into JSON files
-(:mod:`fuzz_attn.counterexamples.counterexample`).
+(:mod:`fuzz_attn.counterexamples`).
 
 Vocabulary: a *row* is one (token, query head). ``context_len`` tokens of a sequence are in the cache before this step,
 ``query_len`` tokens are new, ``seq_len`` is their sum. Query token ``i`` is at position ``context_len + i``.

@@ -21,11 +21,10 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn import counterexamples
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.contract_trial import is_refused, trial_of
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.counterexamples.trust import only_says_how
+from fuzz_attn.counterexamples import Counterexample, only_says_how
 from fuzz_attn.engine.events import (
     CaseJudged,
     CaseNotCompiled,
@@ -609,7 +608,7 @@ def _saved_with_binding(plan: Plan) -> tuple[Path, Binding] | None:
     """Return the first saved counterexample of the plan's target that contains a binding, and that."""
     for path in sorted(plan.fixtures.rglob("*.json")):
         with contextlib.suppress(CounterexampleError):
-            found = counterexample.load(path)
+            found = counterexamples.load(path)
             if found.target == plan.setup.target and found.binding is not None:
                 return path, found.binding
     return None

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from fuzz_attn.backends.kernel_coverage import KernelConfigurations, Mask
 from fuzz_attn.case.plain import Plain, Positive, Seconds, Whole
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.oracle.verdict import Refusal, Verdict
 

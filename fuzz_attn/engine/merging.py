@@ -19,8 +19,8 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn import counterexamples
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.events import (
     ONLY_PART,
     WHOLE_RUN,
@@ -233,7 +233,7 @@ def _saved(failures: Sequence[FoundFailure], folder: Path, old_log: Path) -> lis
         names[found.signature] += 1
         number = names[found.signature]
         path = folder / f"{found.signature}{f'-{number}' if number > 1 else ''}.json"
-        counterexample.overwrite(found, path)
+        counterexamples.overwrite(found, path)
         written.append(msgspec.structs.replace(failure, counterexample=found, path=str(path)))
     for name in {path.name for path in old} - {Path(failure.path).name for failure in written}:
         (folder / name).unlink(missing_ok=True)
@@ -243,7 +243,7 @@ def _saved(failures: Sequence[FoundFailure], folder: Path, old_log: Path) -> lis
 def _loaded(paths: Iterable[Path]) -> Iterator[Counterexample]:
     for path in paths:
         try:
-            yield counterexample.load(path)
+            yield counterexamples.load(path)
         except CounterexampleError:  # deleted or edited since; it is written again
             continue
 

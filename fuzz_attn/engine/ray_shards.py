@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fuzz_attn.counterexamples import counterexample
+from fuzz_attn import counterexamples
 from fuzz_attn.engine.events import (
     Event,
     FailureChanged,
@@ -290,14 +290,14 @@ class ReturnedFailures:
 
     def _new(self, number: int, event: FailureFound | FailureChanged) -> str:
         """Save a failure in a new file; return its path."""
-        path = counterexample.save(event.counterexample, self._folder / self._slug)
+        path = counterexamples.save(event.counterexample, self._folder / self._slug)
         return self._noted(number, event, path)
 
     def _rewritten(self, number: int, event: FailureChanged) -> str:
         """Write a failure into its file, which has the name of its signature at the end; return its path."""
         path = self._files[number, event.failure]
-        counterexample.overwrite(event.counterexample, path)
-        return self._noted(number, event, counterexample.rename(path, event.counterexample) if event.done else path)
+        counterexamples.overwrite(event.counterexample, path)
+        return self._noted(number, event, counterexamples.rename(path, event.counterexample) if event.done else path)
 
     def _noted(self, number: int, event: FailureFound | FailureChanged, path: Path) -> str:
         self._files[number, event.failure] = path

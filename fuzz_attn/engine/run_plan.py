@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from fuzz_attn.case.plain import Plain
-from fuzz_attn.counterexamples.counterexample import environment_of
+from fuzz_attn.counterexamples import environment_of
 from fuzz_attn.engine.events import ONLY_PART, Part, Started
 from fuzz_attn.engine.orders import Setup
 from fuzz_attn.engine.rounds import StagePlan

@@ -18,7 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from fuzz_attn.counterexamples.counterexample import environment_of
+from fuzz_attn.counterexamples import environment_of
 from fuzz_attn.engine.orders import Ready
 from fuzz_attn.engine.preloaded import PROGRAM
 from fuzz_attn.errors import FuzzAttnError

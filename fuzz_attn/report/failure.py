@@ -18,8 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.counterexamples.trust import needs_trust
+from fuzz_attn.counterexamples import Counterexample, needs_trust
 from fuzz_attn.engine.failures.triage import others_in_words
 from fuzz_attn.forensics.explanation import Explanation, FirstOperation, Heatmap
 from fuzz_attn.operations.registry import operation_of

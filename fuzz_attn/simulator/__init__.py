@@ -11,5 +11,5 @@ The way of a launch: `session` replaces Triton's own and runs it, `simulator` fi
 the program, and `runtime` is what generated code calls. Of the sanitizers, `access_checks` has bounds, uninitialised
 reads and races, `order` checks loads after stores within a program, and `session` looks for results that undefined
 numbers change; `codegen.program` records how each mask came out. `recorder` makes programs that keep a digest of each
-value, and `difference` compares those of two kernels. Private names of torch are in `torch_compat`.
+value, and compares those of two kernels. Private names of torch are in `torch_compat`.
 """

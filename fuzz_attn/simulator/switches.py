@@ -27,8 +27,8 @@ from fuzz_attn.simulator.recorder import launch_line
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER
 from fuzz_attn.simulator.session import memory_of, scalars
 from fuzz_attn.simulator.simulator import Rewrite, Simulator
-from fuzz_attn.ttir.argument_types import Bound
 from fuzz_attn.ttir.ir import Block, Function, Location, Operation, Type, Value
+from fuzz_attn.ttir.lowering import Bound
 from fuzz_attn.ttir.triton_compat import python_function
 
 _SWITCH: Final = "switch_value"

@@ -22,8 +22,8 @@ import msgspec
 import requests
 from remotezip import RemoteIOError, RemoteZip
 
-from fuzz_attn.cache_folder import private_folder
 from fuzz_attn.errors import TargetError
+from fuzz_attn.foreign_files import private_folder
 
 _URL: Final = "wheel.url"
 _NAMES: Final = "names.json"

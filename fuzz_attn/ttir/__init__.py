@@ -1,6 +1,6 @@
 """Triton's front end and its IR, read and typed; knows nothing of attention, and of how a kernel runs.
 
-`argument_types` types the arguments of a launch, `lowering` gets the text of the kernel's TTIR from Triton, and `ir`
+`lowering` types the arguments of a launch and gets the text of the kernel's TTIR from Triton, and `ir`
 makes a tree of it. What the tree says of a kernel is read by `value_graph` (where values come from) and
 `kernel_arithmetic` (how it rounds).
 

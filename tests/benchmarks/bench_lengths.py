@@ -62,7 +62,7 @@ from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.properties.experiment import Experiment, Launch
 from fuzz_attn.properties.few_values import few_values
 from fuzz_attn.properties.launch_properties import oracle
-from fuzz_attn.strategies.budgets import MOST_CACHE_ELEMENTS
+from fuzz_attn.strategies.batches import MOST_CACHE_ELEMENTS
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.draws import Sample

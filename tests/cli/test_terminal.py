@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from fuzz_attn import counterexamples
 from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, Environment, signed
+from fuzz_attn.counterexamples import Counterexample, Elsewhere, Environment, signed
 from fuzz_attn.engine.events import (
     CaseJudged,
     Event,
@@ -351,7 +351,7 @@ def test_one_bug_in_two_files_keeps_those_from_before_the_run(saved: bool, tmp_p
     paths = [tmp_path / name for name in ("a.json", "b.json")]
     found = msgspec.structs.replace(failure(), confirmation="confirmed", shrunk=True, trigger=("window",))
     for path in paths:
-        counterexample.overwrite(found, path)
+        counterexamples.overwrite(found, path)
     twice = (FailureFound(0, number, found, str(path), saved=saved) for number, path in enumerate(paths))
     report = one_for_each_bug(report_after(*twice))
     assert [path.exists() for path in paths] == [True, saved]

@@ -39,7 +39,7 @@ import os, signal, sys, time
 from multiprocessing.connection import Connection
 import msgspec
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.counterexamples.counterexample import signed
+from fuzz_attn.counterexamples import signed
 from fuzz_attn.engine.events import *
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.engine.orders import Order, Ready

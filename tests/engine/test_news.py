@@ -12,7 +12,7 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples.counterexample import signed
+from fuzz_attn.counterexamples import signed
 from fuzz_attn.engine.events import FailureChanged, FailureFound, ignore
 from fuzz_attn.engine.failures.life import FailureLives
 from fuzz_attn.engine.shards import NEWS_NAME, NewsFile, NewsReader, is_news

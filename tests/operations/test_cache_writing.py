@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 import torch
 
+from fuzz_attn import counterexamples
 from fuzz_attn.binding.binding import binding_of
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.errors import TargetError
@@ -185,10 +185,10 @@ def test_what_a_binding_states_is_taken_or_refused(stated: dict[str, Any], words
 
 def test_a_counterexample_names_its_operation(tmp_path: Path) -> None:
     case = WriteCase(num_tokens=3, skipped=True, stored_as="float8_e4m3fn", k_scale=2.0)
-    found = counterexample.signed("kernel.py:write", "cache_write", "token_order", case, Verdict("oracle", "nan"))
-    path = counterexample.save(found, tmp_path)
+    found = counterexamples.signed("kernel.py:write", "cache_write", "token_order", case, Verdict("oracle", "nan"))
+    path = counterexamples.save(found, tmp_path)
     assert '"operation": "cache_write"' in path.read_text(encoding="utf-8")
-    assert counterexample.load(path) == found
+    assert counterexamples.load(path) == found
 
 
 def test_the_operation_follows_from_case_domain_and_family() -> None:

@@ -16,11 +16,11 @@ import pytest
 import torch
 import triton
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, signed
+from fuzz_attn.counterexamples import Counterexample, signed
 from fuzz_attn.engine.failures.reduction import simplify, trigger_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
@@ -134,7 +134,7 @@ def test_a_file_with_an_impossible_call_names_its_place(tmp_path: Path) -> None:
     file = tmp_path / "one.json"
     file.write_bytes(msgspec.json.encode(data))
     with pytest.raises(CounterexampleError, match=r"calls\[1\]\.case\.sequences"):
-        counterexample.load(file)
+        counterexamples.load(file)
 
 
 class Seen:

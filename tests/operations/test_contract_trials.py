@@ -20,8 +20,8 @@ from fuzz_attn.case.contract_trial import TRAIT, ContractTrial, Form, OtherType
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe
-from fuzz_attn.counterexamples.counterexample import Counterexample, signed
-from fuzz_attn.counterexamples.counterexample import load as load_file
+from fuzz_attn.counterexamples import Counterexample, signed
+from fuzz_attn.counterexamples import load as load_file
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.failures.triage import class_of, contracts_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker

@@ -13,7 +13,7 @@ from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence
-from fuzz_attn.counterexamples.counterexample import Counterexample, signed
+from fuzz_attn.counterexamples import Counterexample, signed
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
     CaseJudged,

@@ -33,7 +33,7 @@ from fuzz_attn.case.recipes import (
     SinkRecipe,
     TopLeft,
 )
-from fuzz_attn.strategies.budgets import MOST_SCORES, MOST_TOKENS
+from fuzz_attn.strategies.batches import MOST_SCORES, MOST_TOKENS
 from fuzz_attn.strategies.cases import ABOVE_ALL, cases
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.heads import MOST_QUERY_HEADS

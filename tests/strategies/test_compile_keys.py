@@ -22,7 +22,7 @@ from fuzz_attn.strategies.compile_keys import MIXED_KEYS, check_key, compile_key
 from fuzz_attn.strategies.draws import Sample
 from fuzz_attn.strategies.dtypes import mixed_dtypes
 from fuzz_attn.strategies.heads import GROUP_SIZES, HEAD_SIZES
-from fuzz_attn.strategies.pages import BLOCK_SIZES
+from fuzz_attn.strategies.memory_layouts import BLOCK_SIZES
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 BARE = Domain(features=frozenset(), dtypes=("bfloat16",), head_sizes=(64, 128), paths=("2d",))

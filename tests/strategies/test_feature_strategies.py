@@ -41,8 +41,7 @@ from fuzz_attn.strategies.features import (
     windows,
 )
 from fuzz_attn.strategies.heads import MOST_QUERY_HEADS, MOST_ROW_ELEMENTS, head_layouts, head_sizes
-from fuzz_attn.strategies.memory_layouts import layout_pool, memory_layouts
-from fuzz_attn.strategies.pages import block_sizes, page_layouts
+from fuzz_attn.strategies.memory_layouts import block_sizes, layout_pool, memory_layouts, page_layouts
 from fuzz_attn.strategies.relation_choices import NUM_CHOICES, relation_choices, with_choices
 from fuzz_attn.strategies.values import overrides, poisons, score_recipes, value_recipes
 

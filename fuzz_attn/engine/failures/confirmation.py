@@ -11,8 +11,8 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, Step
+from fuzz_attn import counterexamples
+from fuzz_attn.counterexamples import Counterexample, Step
 from fuzz_attn.engine.events import Emit, News, Phase
 from fuzz_attn.engine.failures.records import Records
 from fuzz_attn.engine.failures.triage import KnownFailure, class_of, failures_of, is_same_way
@@ -88,11 +88,11 @@ def signed(order: Order, verdict: Verdict, target: str, ready: Ready) -> Counter
     relation = verdict.property_name if verdict.property_name in operation_of(order.case).relations else None
     if verdict.kind in ("crash", "timeout"):
         relation = order.relation
-    found = counterexample.signed(target, ready.family, relation, order.case, verdict)
+    found = counterexamples.signed(target, ready.family, relation, order.case, verdict)
     own = ready.binding
     promises = own.rounding or own.promises or "features" in own.domain  # a replay needs them too
     binding = None if ready.published and not promises else own
-    environment = counterexample.environment_of(ready.backend, ready.shims)
+    environment = counterexamples.environment_of(ready.backend, ready.shims)
     return msgspec.structs.replace(found, environment=environment, binding=binding)
 
 

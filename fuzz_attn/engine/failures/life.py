@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, environment_of
+from fuzz_attn.counterexamples import Counterexample, Elsewhere, environment_of
 from fuzz_attn.engine.events import FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Dependent, Here, Launches, Shard, order_of, steps_of

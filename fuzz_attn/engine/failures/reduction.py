@@ -28,7 +28,7 @@ import msgspec
 from fuzz_attn.case.aspect_table import ANY_RELATION, AspectTable, named
 from fuzz_attn.case.aspects import Aspect
 from fuzz_attn.case.paths import needs_paths, with_configuration
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import Launches, explained, in_words, order_of
 from fuzz_attn.engine.failures.records import Records

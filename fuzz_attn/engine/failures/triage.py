@@ -35,7 +35,7 @@ from msgspec.structs import replace
 
 from fuzz_attn.case.contract_trial import NAME, trial_of
 from fuzz_attn.case.paths import of_any_configuration
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.events import Which, name_of
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.operations.registry import OPERATIONS, operation_of

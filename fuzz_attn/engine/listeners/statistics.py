@@ -18,7 +18,7 @@ from fuzz_attn.backends.kernel_coverage import KernelConfigurations, Mask, Outco
 from fuzz_attn.case.aspect_table import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.contract_trial import REFUSED, is_refused, trial_of
 from fuzz_attn.case.plain import Finite, Plain, Seconds, Whole
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.events import (
     CaseExcused,
     CaseJudged,

@@ -19,9 +19,9 @@ from uuid import uuid4
 
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.families import Family
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.workers.fork_server import VARIABLE
 
@@ -93,7 +93,7 @@ class Run:
     @property
     def found(self) -> list[Counterexample]:
         """The counterexamples saved so far, all of which load."""
-        return [counterexample.load(path) for path in self.files]
+        return [counterexamples.load(path) for path in self.files]
 
     def processes(self, part: str = "") -> list[int]:
         """Return the processes of this run whose command line contains a text."""

@@ -30,7 +30,7 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.cli.remote_output import SENT, _unsent
-from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, Environment, Step, signed
+from fuzz_attn.counterexamples import Counterexample, Elsewhere, Environment, Step, signed
 from fuzz_attn.engine import events
 from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.listeners.distributions import Distributions

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn import counterexamples
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine import isolated_worker
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
@@ -30,7 +30,7 @@ def found(campaign: Callable[..., Results]) -> Found:
         results = campaign(name, setup=Setup(target, backend="interpreter"), explaining=explaining, until_failure=True)
         assert results.failure is not None
         assert results.path is not None
-        assert counterexample.load(results.path) == results.failure
+        assert counterexamples.load(results.path) == results.failure
         return results.failure, results.path
 
     return run

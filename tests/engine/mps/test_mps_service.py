@@ -27,8 +27,8 @@ from fuzz_attn.backends.gpus import (
     pipes_of,
     variables,
 )
-from fuzz_attn.cli.campaigns import Request
 from fuzz_attn.cli.main import main
+from fuzz_attn.cli.run import Request
 from fuzz_attn.engine import shards
 from fuzz_attn.engine.fuzz_run import FuzzRun
 from fuzz_attn.engine.orders import Setup

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples.counterexample import Counterexample, signed
+from fuzz_attn.counterexamples import Counterexample, signed
 from fuzz_attn.engine import fuzz_run
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
