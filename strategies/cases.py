@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from fuzz_attn.case.aspects import FLAGS, Feature
 from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS, AttentionCase, CompileKey
 from fuzz_attn.case.domain import Domain, beside
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.parts import LARGEST_FIRST_BLOCK, CallForm, FarAxis, Scales, Sequence, Strides
+from fuzz_attn.case.parts import LARGEST_FIRST_BLOCK, CallForm, FarAxis, Scales, Sequence, Strides, is_fp8
 from fuzz_attn.case.recipes import (
     CAUSAL,
     HeavyScores,

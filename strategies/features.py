@@ -12,9 +12,8 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.aspects import MASK_FEATURES, STATED, Feature
 from fuzz_attn.case.domain import ALIBI_KINDS, Domain
-from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.parts import DTypes, Scales, Sequence
+from fuzz_attn.case.parts import DTypeName, DTypes, Scales, Sequence, is_fp8
 from fuzz_attn.case.recipes import (
     SIMPLEST,
     AlibiKind,

@@ -14,9 +14,8 @@ from fuzz_attn.backends.backend import Backend
 from fuzz_attn.case.aspects import FEATURES, FEATURES_OF, STATED, Feature, all_features_of, fp8_features, with_feature
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain, unpromised, within
-from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.errors import CaseError, UnsupportedByBackendError
 from fuzz_attn.oracle.verdict import Refusal

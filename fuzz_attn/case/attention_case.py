@@ -28,7 +28,6 @@ from fuzz_attn.case.aspects import (
 )
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.changes import replace, replace_layout
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import (
     BlockSize,
@@ -40,6 +39,7 @@ from fuzz_attn.case.parts import (
     Scales,
     Strides,
     ValueSize,
+    is_fp8,
 )
 from fuzz_attn.case.plain import Plain, Positive
 from fuzz_attn.case.recipes import CAUSAL, MaskKind

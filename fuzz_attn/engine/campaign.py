@@ -64,7 +64,7 @@ from fuzz_attn.errors import (
     OutOfProbesError,
     OutOfTimeError,
 )
-from fuzz_attn.operations.calls.call_draws import CallDraws
+from fuzz_attn.operations.calls.call_case import CallDraws
 from fuzz_attn.operations.contract_draws import ContractDraws
 from fuzz_attn.operations.operation import Refusals, Rule, SharedRound, derived_seed
 from fuzz_attn.operations.registry import AnyCase, operation_of

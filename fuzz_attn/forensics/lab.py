@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.parts import is_fp8
 from fuzz_attn.case.recipes import CAUSAL, PoisonRecipe
 from fuzz_attn.errors import ProbeError, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import rows_of_case

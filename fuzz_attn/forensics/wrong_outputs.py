@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.parts import DTypeName, is_fp8
 from fuzz_attn.forensics.accesses import element_of, packed_words
 from fuzz_attn.forensics.explanation import Finding, count, factor, is_plausible, ranges, rows_of_case
 from fuzz_attn.forensics.lab import Array, Lab, by_row

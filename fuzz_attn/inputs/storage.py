@@ -25,7 +25,7 @@ import torch
 
 from fuzz_attn.case.attention_case import MAX_OFFSET_ELEMENTS, AttentionCase
 from fuzz_attn.case.cache_layout import CacheFormat, CacheLayout
-from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, DTypeName
+from fuzz_attn.case.parts import DTYPES, FP8_DTYPES, DTypeName
 from fuzz_attn.case.recipes import BiasDType, SlotPoison, TablePoison
 from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.inputs.random_bits import Floats

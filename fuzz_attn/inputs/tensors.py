@@ -16,9 +16,8 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, far_length
 from fuzz_attn.case.cache_layout import CacheFormat
-from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import CallForm, FarAxis, LaunchHints
+from fuzz_attn.case.parts import CallForm, DTypeName, FarAxis, LaunchHints, is_fp8
 from fuzz_attn.case.recipes import CAUSAL, BiasDType, Custom, LogSumExp, Mask, QQBiasRecipe, SlotPoison
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs.batch_rows import Bits as Masked

@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.parts import DTypeName
 
 RoundedTo: TypeAlias = Literal[DTypeName, "query", "cache"]
 """A type that numbers are rounded to: ``query`` is the type of q, bfloat16 if q is fp8, ``cache`` that of K and V."""

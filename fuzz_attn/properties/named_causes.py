@@ -28,8 +28,8 @@ import torch
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.description import POISONED, poison_in_words
 from fuzz_attn.case.domain import within
-from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.parts import DTypeName
 from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.case.paths import in_words
 from fuzz_attn.case.plain import counted

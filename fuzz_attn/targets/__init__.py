@@ -4,9 +4,9 @@
 :mod:`fuzz_attn.binding` says how it is called. ``process_state`` keeps a target's changes to torch's defaults, and to
 others of Python, away from the rest of the process.
 
-Of packages that are not installed, a published wheel or a checkout: ``place`` says where a target is, ``wheel``
-downloads files of a wheel, ``importing`` makes its modules importable, with stubs for what is not there, and
-``gpu_answers`` answers a launcher's questions about the GPU on a machine without one.
+Of packages that are not installed, a published wheel or a checkout: ``wheel`` downloads files of a wheel, ``importing``
+makes its modules importable, with stubs for what is not there, and ``gpu_answers`` answers a launcher's questions about
+the GPU on a machine without one.
 """
 
 from fuzz_attn.case.domain import Domain

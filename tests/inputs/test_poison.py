@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.parts import DTypeName
 from fuzz_attn.case.recipes import SlotPoison, TablePoison
 from fuzz_attn.inputs.storage import TORCH_DTYPES, UNSIGNED, output_poison, slot_poison, table_poison
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.parts import DTypeName
 from fuzz_attn.inputs.storage import TORCH_DTYPES, UNSIGNED, rounded
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)

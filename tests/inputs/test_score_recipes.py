@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import (
     DenormalScores,
     LevelScores,

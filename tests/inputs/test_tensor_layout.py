@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from fuzz_attn.case.aspects import ALL_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     NeedleScores,

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.dtypes import FP8_DTYPES, DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
+from fuzz_attn.case.parts import FP8_DTYPES, DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import (
     ConstantValues,
     DenormalValues,

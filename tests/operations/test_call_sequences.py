@@ -27,24 +27,22 @@ from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.errors import CaseError, CounterexampleError
-from fuzz_attn.operations.calls import call_draws
+from fuzz_attn.operations.calls import call_case
 from fuzz_attn.operations.calls.call_case import (
+    BOUNDARIES,
     EARLIER,
     OTHER_NUMBERS,
+    PAIRS,
     SAME_STORAGE,
+    SHARE,
+    SHARE_AT_FIRST,
+    SHARE_OF_KEEPING,
     Call,
+    CallDraws,
     CallSequence,
     Storage,
     calls_of,
     in_words,
-)
-from fuzz_attn.operations.calls.call_draws import (
-    BOUNDARIES,
-    PAIRS,
-    SHARE,
-    SHARE_AT_FIRST,
-    SHARE_OF_KEEPING,
-    CallDraws,
     suspects,
 )
 from fuzz_attn.operations.calls.call_experiment import Lender
@@ -405,7 +403,7 @@ def test_lengths_of_heads_that_are_large_stay_below_what_takes_long() -> None:
 
 
 def test_calls_in_two_streams_are_drawn_where_there_are_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_draws, "IN_STREAMS", 0.5)
+    monkeypatch.setattr(call_case, "IN_STREAMS", 0.5)
     for streams in (True, False):
         draws = CallDraws(operation_of(CASE), Domain(), Random(1), streams=streams)
         cases = (msgspec.structs.replace(CASE, seed=seed) for seed in range(2000))

@@ -20,9 +20,8 @@ from fuzz_attn.case.aspects import (
 )
 from fuzz_attn.case.attention_case import AttentionCase, CompileKey, far_length, replace
 from fuzz_attn.case.domain import Domain, unpromised, within
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import FAR_AXES, CallForm, HeadLayout, PageLayout, Sequence, Strides
+from fuzz_attn.case.parts import FAR_AXES, CallForm, HeadLayout, PageLayout, Sequence, Strides, is_fp8
 from fuzz_attn.case.recipes import (
     Chunks,
     Custom,

@@ -16,8 +16,7 @@ from hypothesis.errors import InvalidArgument
 from fuzz_attn.case.aspects import Feature, is_mixed
 from fuzz_attn.case.attention_case import CompileKey
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.parts import DTypes, LaunchHints
+from fuzz_attn.case.parts import DTypes, LaunchHints, is_fp8
 from fuzz_attn.strategies.compile_keys import MIXED_KEYS, check_key, compile_keys, key_pool, with_free_sizes
 from fuzz_attn.strategies.draws import Sample
 from fuzz_attn.strategies.dtypes import mixed_dtypes

@@ -12,9 +12,8 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides, is_fp8
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     LevelScores,

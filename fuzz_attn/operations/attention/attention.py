@@ -25,9 +25,9 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.contract_trial import named_of
 from fuzz_attn.case.description import Line, describe
 from fuzz_attn.case.domain import Domain, unpromised
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence as Tokens
+from fuzz_attn.case.parts import is_fp8
 from fuzz_attn.case.paths import FIRST_CONFIGURATION, in_words
 from fuzz_attn.case.plain import counted
 from fuzz_attn.case.serving import looks_like_serving

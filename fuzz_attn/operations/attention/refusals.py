@@ -24,8 +24,7 @@ from fuzz_attn.case.aspects import ASPECTS, Aspect, Feature
 from fuzz_attn.case.attention_case import AttentionCase, CompileKey, replace
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import WIDE_DTYPES, is_fp8
-from fuzz_attn.case.parts import DTypes, LaunchHints
+from fuzz_attn.case.parts import WIDE_DTYPES, DTypes, LaunchHints, is_fp8
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import CaseError, DomainError, OutOfProbesError
 from fuzz_attn.operations.operation import MOST_REDUCTIONS, Probe, Refusals
