@@ -24,7 +24,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final
 
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.binding.signature import DECORATED
+from fuzz_attn.binding.binding import DECORATED
 from fuzz_attn.errors import FuzzAttnError, TargetError
 from fuzz_attn.operations.registry import FAMILIES
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from fuzz_attn.engine.listeners.results import RunReport
-    from fuzz_attn.given.kernel_judge import KernelJudge
+    from fuzz_attn.given import KernelJudge
 
 LARGEST_NUMBER: Final = 2**53
 LARGEST: Final = {"workers": 4096}
@@ -127,10 +127,10 @@ def verify(
             "verify() was called while a worker imported the target's file: call it under `if __name__ == '__main__':`"
         )
     from fuzz_attn.binding.binding import binding_of  # noqa: PLC0415 - loads msgspec, as below
+    from fuzz_attn.engine.fuzz_run import run_and_log  # noqa: PLC0415 - as above
     from fuzz_attn.engine.orders import Setup  # noqa: PLC0415 - as above
-    from fuzz_attn.engine.run.fuzz_run import run_and_log  # noqa: PLC0415 - as above
-    from fuzz_attn.engine.run.run_plan import RunPlan, available_cores  # noqa: PLC0415 - as above
     from fuzz_attn.engine.run_folder import counterexample_folder, new_run_folder  # noqa: PLC0415 - as above
+    from fuzz_attn.engine.run_plan import RunPlan, available_cores  # noqa: PLC0415 - as above
     from fuzz_attn.settings import DEFAULT_MAX_TIME, DEFAULT_MEMORY, bytes_of, load_settings  # noqa: PLC0415 - as above
 
     settings = load_settings()
@@ -191,7 +191,7 @@ def check(
     __tracebackhide__ = True
     _check(target=kernel, family=family, binding=binding, backend=backend, out=out)
     from fuzz_attn.engine.run_folder import counterexample_folder  # noqa: PLC0415 - loads msgspec, as below
-    from fuzz_attn.given.kernel_check import check_case  # noqa: PLC0415 - loads Hypothesis
+    from fuzz_attn.given import check_case  # noqa: PLC0415 - loads Hypothesis
     from fuzz_attn.settings import load_settings  # noqa: PLC0415 - as above
 
     out = load_settings().out if out is None else out
@@ -221,7 +221,7 @@ def cases(
     promise, raises :class:`fuzz_attn.errors.DomainError`. Shrinks towards one token of one head without any feature.
     """
     _check(target=kernel, family=family, binding=binding, backend=backend)
-    from fuzz_attn.given.narrowed_cases import narrowed_cases  # noqa: PLC0415 - loads Hypothesis
+    from fuzz_attn.given import narrowed_cases  # noqa: PLC0415 - loads Hypothesis
 
     return narrowed_cases(lambda: _judge(kernel, family, binding, backend), chosen)
 
@@ -231,7 +231,7 @@ def _judge(
 ) -> KernelJudge:
     """Return the judge of a kernel in this process."""
     from fuzz_attn.binding.binding import binding_of  # noqa: PLC0415 - loads msgspec, as below
-    from fuzz_attn.given.kernel_judge import kernel_judge  # noqa: PLC0415 - as above
+    from fuzz_attn.given import kernel_judge  # noqa: PLC0415 - as above
     from fuzz_attn.settings import load_settings  # noqa: PLC0415 - as above
 
     spec = kernel if isinstance(kernel, str) else spec_of(kernel)

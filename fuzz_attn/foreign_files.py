@@ -1,5 +1,7 @@
 """Foreign files: reads files that somebody else may have written, and replaces files where others may write.
 
+The folder of this user's caches, of generated programs and of files of published packages, is one where none may.
+
 It also lists the targets that installed packages name in their files.
 
 A device, a pipe or a huge file is refused before it is read, and a file is replaced by a new one, so that a link in its
@@ -8,6 +10,7 @@ place leads nowhere.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -17,6 +20,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import IO, Final
 from uuid import uuid4
+
+from fuzz_attn.errors import TargetError
 
 LARGEST_BYTES: Final = 256 * 2**20
 """No file that is read whole is larger."""
@@ -75,3 +80,40 @@ def _changed(folder: str) -> int:
         return os.stat(folder or ".").st_mtime_ns
     except OSError:
         return 0
+
+
+def obstacle_to(folder: Path) -> str:
+    """Make a folder whose code may be executed, because only this user can write to it; return why it cannot, if so."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        status = folder.stat()
+    except OSError as error:
+        return f"{folder} cannot be made: {error.strerror}"
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{folder} is no folder"
+    if status.st_uid != os.geteuid():
+        return f"{folder} belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"other users may write to {folder}"
+    return ""
+
+
+def cache_folder() -> Path:
+    """Return the cache folder: ``FUZZ_ATTN_CACHE``, or ``fuzz_attn`` in the user's cache folder."""
+    own = os.environ.get("FUZZ_ATTN_CACHE")
+    general = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(own) if own else general / "fuzz_attn"
+
+
+def private_folder(name: str) -> Path:
+    """Return a folder of the cache whose files this process may execute, because only its owner can write to it.
+
+    Raises :class:`TargetError` where there is none.
+    """
+    folder = cache_folder() / name
+    obstacle = obstacle_to(folder)
+    if obstacle:
+        raise TargetError(f"the cache cannot be used: {obstacle}; set FUZZ_ATTN_CACHE to another folder")
+    return folder

@@ -144,7 +144,7 @@ def _failure(plan: Plan) -> str:
     from fuzz_attn.engine.events import all_of  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.event_log import EventLog  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.results import Results  # noqa: PLC0415 - loads msgspec
-    from fuzz_attn.engine.run.run_plan import started  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.run_plan import started  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.failure import plain_text  # noqa: PLC0415 - loads rich
     from fuzz_attn.report.outcome import NOT_FOLLOWED  # noqa: PLC0415 - as above
     from fuzz_attn.report.printing import safe  # noqa: PLC0415 - as above
@@ -175,7 +175,7 @@ def plan_of(request: pytest.FixtureRequest) -> Plan:
     from fuzz_attn.binding.binding import binding_of  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.campaign import Plan  # noqa: PLC0415 - loads Hypothesis
     from fuzz_attn.engine.orders import Setup  # noqa: PLC0415 - loads msgspec
-    from fuzz_attn.engine.run.run_plan import share_of  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.engine.run_plan import share_of  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.settings import (  # noqa: PLC0415 - loads msgspec
         DEFAULT_MAX_TIME,
         DEFAULT_MEMORY,
@@ -234,7 +234,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     folder = config.stash[_RUN_FOLDER]
     if hasattr(config, "workerinput") or not folder.exists():
         return
-    from fuzz_attn.backends import mask_coverage  # noqa: PLC0415 - loads msgspec
+    from fuzz_attn.backends import kernel_coverage  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.event_log import logs_in, report_of  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.engine.listeners.results import merged_reports, one_for_each_bug  # noqa: PLC0415 - loads msgspec
     from fuzz_attn.report.outcome import outcome  # noqa: PLC0415 - loads rich
@@ -253,5 +253,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             for note in report.notes:
                 terminalreporter.write_line(safe(f"Note: {note}"))
     if covered:
-        mask_coverage.save(covered, folder)
+        kernel_coverage.save(covered, folder)
     prune(folder.parent)

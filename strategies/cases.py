@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fuzz_attn.case.aspects import FLAGS, Feature
-from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS, AttentionCase
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS, AttentionCase, CompileKey
 from fuzz_attn.case.domain import Domain, beside
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.parts import LARGEST_FIRST_BLOCK, CallForm, FarAxis, Scales, Sequence, Strides
+from fuzz_attn.case.parts import LARGEST_FIRST_BLOCK, CallForm, FarAxis, Scales, Sequence, Strides, is_fp8
 from fuzz_attn.case.recipes import (
     CAUSAL,
     HeavyScores,
@@ -24,18 +22,23 @@ from fuzz_attn.case.recipes import (
     SinkRecipe,
     UniformScores,
 )
-from fuzz_attn.strategies.batches import batches
-from fuzz_attn.strategies.budgets import MOST_PADDED_TOKENS
+from fuzz_attn.strategies.batches import MOST_PADDED_TOKENS, batches
 from fuzz_attn.strategies.compile_keys import compile_keys
 from fuzz_attn.strategies.draws import composite, sampled_from
 from fuzz_attn.strategies.dtypes import one_byte_operands
-from fuzz_attn.strategies.features import hides_tile, scales, softmax_scales, terms, windows
+from fuzz_attn.strategies.features import hides_tile, masks, scales, softmax_scales, terms, windows
 from fuzz_attn.strategies.heads import heads_of
 from fuzz_attn.strategies.kernel_variants import KernelForm, KernelVariant, kernel_variants, variant_of
 from fuzz_attn.strategies.launches import call_forms
-from fuzz_attn.strategies.masks import masks
-from fuzz_attn.strategies.memory_layouts import far_axes, memory_layouts, with_far_axes
-from fuzz_attn.strategies.pages import LARGE_OFFSETS, in_order, page_layouts, with_row_length
+from fuzz_attn.strategies.memory_layouts import (
+    LARGE_OFFSETS,
+    far_axes,
+    in_order,
+    memory_layouts,
+    page_layouts,
+    with_far_axes,
+    with_row_length,
+)
 from fuzz_attn.strategies.values import LONG, MEDIUM, is_low, overrides, poisons, score_recipes, value_recipes
 
 _CALL_FORMS = call_forms()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.aspects import COMPILED_FEATURES, FEATURES, MASK_FEATURES, Feature, fp8_features
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import CompileKey
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import DTypes, LaunchHints
@@ -22,6 +22,7 @@ from fuzz_attn.case.recipes import CAUSAL
 from fuzz_attn.strategies.covering_arrays import pairwise
 from fuzz_attn.strategies.draws import Sample, composite, draw_index, free_size, indices, sampled_from
 from fuzz_attn.strategies.dtypes import fp8_dtypes, mixed_dtypes, one_byte_operands, plain_dtypes, simpler_dtypes
+from fuzz_attn.strategies.features import mask_kinds
 from fuzz_attn.strategies.heads import (
     SIMPLER_GROUP_SIZES,
     SIMPLER_HEAD_SIZES,
@@ -40,8 +41,7 @@ from fuzz_attn.strategies.launches import (
     tile_sizes,
     warp_counts,
 )
-from fuzz_attn.strategies.masks import mask_kinds
-from fuzz_attn.strategies.pages import SIMPLER_BLOCK_SIZES, block_sizes
+from fuzz_attn.strategies.memory_layouts import SIMPLER_BLOCK_SIZES, block_sizes
 from fuzz_attn.strategies.serving import serving_keys
 
 Values: TypeAlias = dict[str, Any]

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case.aspects import fp8_features, is_mixed
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import FP8_DTYPES, WIDE_DTYPES, DTypeName, is_fp8
-from fuzz_attn.case.parts import DTypes
+from fuzz_attn.case.parts import FP8_DTYPES, WIDE_DTYPES, DTypeName, DTypes, is_fp8
 from fuzz_attn.strategies.draws import sampled_from
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from msgspec.structs import replace
 
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import CompileKey
 from fuzz_attn.case.domain import Domain, sizes_of, within
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import DTypes, HeadLayout

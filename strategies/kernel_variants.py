@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from hypothesis import strategies as st
 
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence as QueriesAndKeys

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case import serving
 from fuzz_attn.case.aspects import COMPILED_FEATURES, Feature
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import CompileKey
 from fuzz_attn.case.domain import Domain, within
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence

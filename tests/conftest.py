@@ -26,7 +26,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from hypothesis import HealthCheck, settings
 
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.engine.campaign import Campaign, Plan
@@ -35,12 +35,12 @@ from fuzz_attn.engine.events import Event, FailureChanged
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Answer, Order, Setup
-from fuzz_attn.engine.run.preloaded import PROGRAM
+from fuzz_attn.engine.preloaded import PROGRAM
 from fuzz_attn.errors import BudgetSpentInterrupt
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.mask_gaps import Explanation
 from fuzz_attn.strategies.covering_arrays import pairwise
-from fuzz_attn.workers.fork_service import VARIABLE, fork_server, forked, kind_of, worker_environment
+from fuzz_attn.workers.fork_server import VARIABLE, fork_server, forked, kind_of, worker_environment
 
 # No test may fail by chance or on a slow machine: Hypothesis draws the same examples each time, and measures no time.
 settings.register_profile(

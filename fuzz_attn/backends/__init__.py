@@ -1,8 +1,8 @@
 """Backends: where Triton kernels run, by name.
 
 `backend` is the protocol. `simulator`, `interpreter` and `cuda` implement it; `preflight` checks their arithmetic,
-`shims` fixes the interpreter's, `poisoned_scratch` poisons uninitialised tensors, `mask_coverage` holds what a run saw
-of the kernels' masks, `gpus` assigns GPUs to workers and lets them share one, and `guardian` ends that.
+`shims` fixes the interpreter's, `poisoned_scratch` poisons uninitialised tensors, `kernel_coverage` holds what a
+run saw of the kernels' masks and configurations, `gpus` assigns GPUs to workers and lets them share one.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from fuzz_attn.backends.backend import Kernels, Watch
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import Mask
 
 if TYPE_CHECKING:
     from fuzz_attn.ttir.compiler_compat import KernelKey, WantedKernel

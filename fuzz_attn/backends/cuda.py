@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fuzz_attn.backends.backend import Kernels, Watch
 from fuzz_attn.backends.gpus import GpuFacts, gpu_facts, start_in_turn
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.errors import BackendError, DeviceFullError, DeviceLostError, NotCompiledInterrupt
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def arithmetic_in(files: Mapping[str, str]) -> KernelArithmetic:
 
 def _arithmetic_of(text: str) -> KernelArithmetic:
     """Return the arithmetic of a kernel's IR; if the simulator cannot parse it, only how dots multiply float32."""
+    from fuzz_attn.ttir.ir import parse_module  # noqa: PLC0415 - as above
     from fuzz_attn.ttir.kernel_arithmetic import Dot, KernelArithmetic, arithmetic_of  # noqa: PLC0415 - as above
-    from fuzz_attn.ttir.parser import parse_module  # noqa: PLC0415 - as above
 
     try:
         return arithmetic_of(parse_module(text))

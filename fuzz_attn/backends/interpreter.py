@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from fuzz_attn.backends.backend import Kernels, Watch, quiet
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.errors import BackendError
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from triton.compiler import CompilationError
 
-from fuzz_attn.case.dtypes import FP8_DTYPES, WIDE_DTYPES
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES
+from fuzz_attn.case.parts import FP8_DTYPES, WIDE_DTYPES
+from fuzz_attn.inputs.storage import TORCH_DTYPES
 from fuzz_attn.ttir.interpreter_compat import InterpreterError
 
 SIZE = 16

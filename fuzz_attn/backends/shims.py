@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 import triton.language as tl
 
-from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES
-from fuzz_attn.inputs.tensor_types import NUMPY_DTYPES
+from fuzz_attn.case.parts import DTYPES, FP8_DTYPES
+from fuzz_attn.inputs.storage import NUMPY_DTYPES
 from fuzz_attn.ttir.interpreter_compat import (
     LANGUAGE,
     InterpreterBuilder,

@@ -11,19 +11,18 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final
 
 from fuzz_attn.backends.backend import Kernels, Observation, Watch, quiet
-from fuzz_attn.backends.mask_coverage import OUTCOMES, Mask
-from fuzz_attn.cache_folder import cache_folder
+from fuzz_attn.backends.kernel_coverage import OUTCOMES, Mask
 from fuzz_attn.errors import BackendError, LoopLimitError, LoweringError, SimulatorError, UnsupportedByBackendError
+from fuzz_attn.foreign_files import cache_folder
 from fuzz_attn.oracle.verdict import Kind
+from fuzz_attn.simulator.access_checks import Finding, FindingKind
 from fuzz_attn.simulator.codegen.generator import Extension
-from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.findings import Finding, FindingKind
-from fuzz_attn.simulator.mask_outcomes import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Site
+from fuzz_attn.simulator.codegen.program import ALL_FALSE, ALL_TRUE, MIXED, SEVERAL, Program, Site
 from fuzz_attn.simulator.session import Session, simulate
 from fuzz_attn.simulator.simulator import Rewrite, Simulator
-from fuzz_attn.ttir.argument_types import Bound
 from fuzz_attn.ttir.ir import Function
 from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
+from fuzz_attn.ttir.lowering import Bound
 
 if TYPE_CHECKING:
     from fuzz_attn.simulator.recorder import Recorder

@@ -7,13 +7,12 @@ from typing import Final
 from msgspec import ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
-from fuzz_attn.binding.binding import Binding
-from fuzz_attn.binding.layouts import format_of
+from fuzz_attn.binding.binding import Binding, format_of
 from fuzz_attn.binding.roles import SEGMENT_ROLES, SPLIT_ROLES
+from fuzz_attn.case.aspect_table import NotDrawn, Reason
 from fuzz_attn.case.aspects import ALL_FEATURES, FEATURES, FEATURES_OF, UNPUBLISHED_FEATURES, VIRTUAL_FEATURES, Feature
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.not_drawn import NotDrawn, Reason
 from fuzz_attn.case.parts import LaunchPath
 from fuzz_attn.errors import BindingError, DomainError
 

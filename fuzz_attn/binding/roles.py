@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fuzz_attn.binding import values
-from fuzz_attn.binding.problem import Problem
+from fuzz_attn.binding.values import Problem
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""AspectTable: all aspects of an operation's cases, and the traits that a case has of them."""
+"""AspectTable: all aspects of an operation's cases, the traits that a case has, and the features that no case has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, Literal, TypeAlias
 
-from fuzz_attn.case.aspects import KINDS, NUANCES, ODDITIES, Aspect
+from fuzz_attn.case.aspects import FEATURES, KINDS, NUANCES, ODDITIES, Aspect, Feature, words_of
 
 
 def named(relation: str) -> str:
@@ -58,3 +58,28 @@ class AspectTable:
 
 TABLE: Final = AspectTable(ODDITIES, KINDS, NUANCES)
 """All aspects of attention."""
+
+
+Reason: TypeAlias = Literal["no parameter", "layout", "not promised", "left out", "refused", "backend"]
+
+NotDrawn: TypeAlias = dict[Feature, Reason]
+
+WORDS: Final[dict[Reason, str]] = {
+    "no parameter": "no parameter",
+    "layout": "not in this layout of the caches",
+    "not promised": "no signature promises that; `promises` of a binding can (docs/targets.md)",
+    "left out": "left out by its domain",
+    "refused": "refused",
+    "backend": "only in the simulator",
+}
+"""Each reason, in the order in which they are listed."""
+
+FEATURE_OF_WORDS: Final[dict[str, Feature]] = {aspect.words: name for name, aspect in FEATURES.items()}
+
+
+def sentences(found: Mapping[Feature, Reason]) -> Iterator[str]:
+    """Yield the features that are not drawn for each reason: ``soft cap, sinks: no parameter``."""
+    for reason, words in WORDS.items():
+        features = words_of([name for name, why in found.items() if why == reason])
+        if features:
+            yield f"{', '.join(features)}: {words}"

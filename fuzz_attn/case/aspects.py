@@ -20,9 +20,19 @@ import msgspec
 from fuzz_attn.case import changes, contract_trial, paths
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.changes import C, Change, replace, replace_layout, with_field, with_fields, with_head_size
-from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import FAR_AXES, INNER_STRIDES, CallForm, DTypes, LaunchHints, Sequence, Strides, without_far
+from fuzz_attn.case.parts import (
+    FAR_AXES,
+    INNER_STRIDES,
+    CallForm,
+    DTypeName,
+    DTypes,
+    LaunchHints,
+    Sequence,
+    Strides,
+    is_fp8,
+    without_far,
+)
 from fuzz_attn.case.recipes import (
     CAUSAL,
     SIMPLEST,

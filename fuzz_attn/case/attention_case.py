@@ -1,8 +1,8 @@
-"""AttentionCase: the whole input of one attention call as small, frozen, plain data, and what it must fulfil.
+"""AttentionCase: the whole input of one attention call as small, frozen, plain data, and its compile key.
 
 A case holds recipes and a seed, never a tensor. :mod:`fuzz_attn.inputs.tensors` makes the tensors from them, bit for
 bit the same on every machine. Cases compare by value, hash, and go into JSON files
-(:mod:`fuzz_attn.counterexamples.counterexample`).
+(:mod:`fuzz_attn.counterexamples`).
 
 Vocabulary: a *row* is one (token, query head). ``context_len`` tokens of a sequence are in the cache before this step,
 ``query_len`` tokens are new, ``seq_len`` is their sum. Query token ``i`` is at position ``context_len + i``.
@@ -10,20 +10,98 @@ Vocabulary: a *row* is one (token, query head). ``context_len`` tokens of a sequ
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
-from fuzz_attn.case.aspects import FLAGS, RECIPES, STATED, first_feature_beyond
+from fuzz_attn.case.aspects import (
+    FLAGS,
+    MASK_FEATURES,
+    RECIPES,
+    STATED,
+    Feature,
+    compiled_features,
+    first_feature_beyond,
+    fp8_features,
+)
 from fuzz_attn.case.case_fields import CaseFields
 from fuzz_attn.case.changes import replace, replace_layout
-from fuzz_attn.case.compile_key import CompileKey, compile_key_of
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import DTypes, FarAxis, HeadLayout, LaunchHints, Scales, Strides
-from fuzz_attn.case.recipes import CAUSAL
+from fuzz_attn.case.parts import (
+    BlockSize,
+    DTypes,
+    FarAxis,
+    HeadLayout,
+    HeadSize,
+    LaunchHints,
+    Scales,
+    Strides,
+    ValueSize,
+    is_fp8,
+)
+from fuzz_attn.case.plain import Plain, Positive
+from fuzz_attn.case.recipes import CAUSAL, MaskKind
 from fuzz_attn.errors import CaseError
+
+
+class CompileKey(Plain, frozen=True):
+    """Everything that a kernel of the family takes as a constexpr or a dtype.
+
+    It leaves out what Triton sees in the arguments themselves, such as strides of 1, and what most cases have in the
+    usual form (:class:`fuzz_attn.strategies.kernel_variants.KernelVariant`). Strategies draw the key first, from a
+    bounded set, because compiling takes most of a campaign's time.
+    """
+
+    family: Family = "unified"
+    dtypes: DTypes = DTypes()
+    num_queries_per_kv: Positive = 1
+    head_size: HeadSize = 16
+    block_size: BlockSize = 16
+    mask: MaskKind = "causal"
+    compiled: tuple[Feature, ...] = ()
+    """Features in the order of ``COMPILED_FEATURES``."""
+    launch: LaunchHints = LaunchHints()
+    value_size: ValueSize = 0
+
+    @property
+    def number(self) -> int:
+        """A number for the key, the same in every process; that of a key with one flag for each of its features."""
+        fields = msgspec.to_builtins(self)
+        flags, launch = fields.pop("compiled", ()), fields.pop("launch", None)
+        fields |= dict.fromkeys(flags, True)
+        return zlib.crc32(msgspec.json.encode(fields if launch is None else {**fields, "launch": launch}))
+
+    @property
+    def widest(self) -> int:
+        """The elements of a head of keys or of values, whichever has more."""
+        return max(self.head_size, self.value_size)
+
+    def has(self, feature: Feature) -> bool:
+        """Return whether kernels are compiled for a feature."""
+        return feature in self.compiled
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """The features of its cases that the key decides."""
+        return fp8_features(self.dtypes).union(self.compiled, MASK_FEATURES[self.mask])
+
+
+def compile_key_of(case: CaseFields) -> CompileKey:
+    """Return the compile key of a case."""
+    return CompileKey(
+        family=case.family,
+        dtypes=case.dtypes,
+        num_queries_per_kv=case.heads.num_queries_per_kv,
+        head_size=case.heads.head_size,
+        block_size=case.pages.block_size,
+        mask=case.mask.kind,
+        compiled=compiled_features(case),
+        launch=case.launch,
+        value_size=case.heads.value_size,
+    )
+
 
 __all__ = ("AttentionCase", "replace", "replace_layout")
 MAX_TOTAL_ELEMENTS: Final = 2**26

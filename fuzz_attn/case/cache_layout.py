@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from fuzz_attn.case.dtypes import DTYPES, DTypeName
-from fuzz_attn.case.parts import CacheArrangement, FarAxis, HeadLayout, Strides
+from fuzz_attn.case.parts import DTYPES, CacheArrangement, DTypeName, FarAxis, HeadLayout, Strides
 
 
 class Page(NamedTuple):

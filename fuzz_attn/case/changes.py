@@ -8,17 +8,18 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 import msgspec
 
 from fuzz_attn.case.case_fields import CaseFields
-from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import (
     INNER_STRIDES,
     LARGEST_FIRST_BLOCK,
+    DTypeName,
     DTypes,
     HeadLayout,
     PageLayout,
     Scales,
     Sequence,
     Strides,
+    is_fp8,
     without_far,
 )
 from fuzz_attn.errors import CaseError

@@ -12,9 +12,8 @@ from typing import Final
 from fuzz_attn.case.aspects import FEATURES, FLAGS, RECIPES, words_of
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.contract_trial import lines_of
-from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, SIMPLEST
-from fuzz_attn.case.parts import FAR_AXES, CallForm, Sequence, Strides
+from fuzz_attn.case.parts import FAR_AXES, CallForm, DTypeName, Sequence, Strides, is_fp8
 from fuzz_attn.case.paths import in_words
 from fuzz_attn.case.plain import counted, shortest
 from fuzz_attn.case.recipes import Override, PoisonRecipe

@@ -19,9 +19,20 @@ from fuzz_attn.case.aspects import (
     words_of,
 )
 from fuzz_attn.case.case_fields import CaseFields
-from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import MOST_CONFIGURATIONS, MOST_STAGES, NUM_WARPS, LaunchPath, NumWarps, PlainValue
+from fuzz_attn.case.parts import (
+    DTYPES,
+    FP8_DTYPES,
+    MOST_CONFIGURATIONS,
+    MOST_STAGES,
+    NUM_WARPS,
+    WIDE_DTYPES,
+    DTypeName,
+    LaunchPath,
+    NumWarps,
+    PlainValue,
+    is_fp8,
+)
 from fuzz_attn.case.paths import in_words
 from fuzz_attn.case.recipes import AlibiKind, LogSumExp
 from fuzz_attn.errors import DomainError

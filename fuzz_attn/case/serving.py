@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from fuzz_attn.case.attention_case import CompileKey, compile_key_of
 from fuzz_attn.case.case_fields import CaseFields
-from fuzz_attn.case.compile_key import CompileKey, compile_key_of
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.parts import Sequence
+from fuzz_attn.case.parts import Sequence, is_fp8
 
 HEAD_SIZES: Final = (64, 96, 128, 192, 256)
 GROUP_SIZES: Final = (1, 4, 5, 8, 16)

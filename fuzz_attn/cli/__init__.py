@@ -1,9 +1,8 @@
 """The command line.
 
 ``main`` holds the command group. One module holds the commands that belong together: ``run`` with ``merge``,
-``replay``, ``failure_files``, ``report``, ``targets``, ``audit`` and ``ledger``. ``options`` holds what they share.
-``campaigns`` fuzzes the targets of ``run`` with the engine, prints the results and saves them, also at an address
-(``remote_output``). ``guard`` gives every end its exit status.
+``failure_files``, ``report``, ``targets``, ``audit`` and ``ledger``. ``options`` holds what they share. The results of
+``run`` may also be saved at an address (``remote_output``). ``guard`` gives every end its exit status.
 """
 
 import os

@@ -12,8 +12,7 @@ from rich.console import Console
 from fuzz_attn.cli.options import FILE, exits, family_option, out_option, seed_option, target_option, workers_option
 from fuzz_attn.engine.run_folder import new_run_folder
 from fuzz_attn.mutation import audit_report
-from fuzz_attn.mutation.audit_results import own_score
-from fuzz_attn.mutation.survivors import load_reasons, own_reasons
+from fuzz_attn.mutation.audit_results import load_reasons, own_reasons, own_score
 from fuzz_attn.report.printing import show, whole
 
 SEEDED_BUGS: Final = Path(__file__).parents[1] / "mutation" / "seeded" / "tables"

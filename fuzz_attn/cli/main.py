@@ -9,10 +9,9 @@ from typing import Final
 import click
 
 from fuzz_attn.cli.audit import audit
-from fuzz_attn.cli.failure_files import explain, export, mark, show
+from fuzz_attn.cli.failure_files import explain, export, mark, replay, show
 from fuzz_attn.cli.guard import Program
 from fuzz_attn.cli.ledger import ledger
-from fuzz_attn.cli.replay import replay
 from fuzz_attn.cli.report import coverage, report, watch
 from fuzz_attn.cli.run import merge, run
 from fuzz_attn.cli.targets import bind, targets

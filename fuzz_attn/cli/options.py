@@ -19,7 +19,7 @@ from fuzz_attn.backends import BACKEND_NAMES
 from fuzz_attn.binding.binding import Binding, read_binding
 from fuzz_attn.cli.guard import guarded
 from fuzz_attn.engine.events import Part
-from fuzz_attn.engine.run.run_plan import available_cores
+from fuzz_attn.engine.run_plan import available_cores
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.operations.registry import FAMILIES
 from fuzz_attn.settings import DEFAULT_MEMORY, bytes_of

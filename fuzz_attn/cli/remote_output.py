@@ -11,11 +11,9 @@ from typing import Final
 import fsspec
 import msgspec
 
-from fuzz_attn.cache_folder import private_folder
-from fuzz_attn.engine.run.compiled_kernels import NAME as KERNELS
-from fuzz_attn.engine.run_folder import SUMMARY_NAME
+from fuzz_attn.engine.run_folder import KERNELS, SUMMARY_NAME
 from fuzz_attn.errors import OutputError
-from fuzz_attn.foreign_files import write_new
+from fuzz_attn.foreign_files import private_folder, write_new
 
 SENT: Final = "sent.json"
 """The file of a local copy that holds the digests of what lies at the address; the rest is still to be sent."""

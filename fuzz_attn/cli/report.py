@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from fuzz_attn.backends.mask_coverage import FILE_NAME, load
+from fuzz_attn.backends.kernel_coverage import FILE_NAME, load
 from fuzz_attn.cli.options import FILE, exits
 from fuzz_attn.errors import ReportError
 from fuzz_attn.report.mask_gaps import print_gaps
@@ -65,12 +65,12 @@ def _require_libraries() -> None:
 
 def _write_run(folder: Path, out: Path | None, link: str, trend: Path | None = None) -> list[RunLog]:
     """Write the page of a run, print where, and return its logs; a ``trend`` is written later."""
-    from fuzz_attn.report.page import run_log, run_page, surroundings  # noqa: PLC0415 - as above
+    from fuzz_attn.report.page import run_log, run_page  # noqa: PLC0415 - as above
 
     logs = run_log.read_run(folder)
-    page = out or folder / surroundings.PAGE_NAME
+    page = out or folder / run_page.PAGE_NAME
     targets = [log.target for log in logs]
-    around = surroundings.surroundings(folder, targets, page, link=link, trend=trend)
+    around = run_page.surroundings(folder, targets, page, link=link, trend=trend)
     _print(run_page.save(run_page.run_page(logs, time.time(), around=around), page))
     return logs
 
@@ -83,7 +83,7 @@ def _write_trend(logs: list[RunLog], out: Path) -> None:
 
 def _beside(runs: list[Path]) -> Path:
     """Return the file of the trend beside the folders of the runs."""
-    from fuzz_attn.report.page.surroundings import PAGE_OF_RUNS  # noqa: PLC0415 - as above
+    from fuzz_attn.report.page.run_page import PAGE_OF_RUNS  # noqa: PLC0415 - as above
 
     return Path(os.path.commonpath([run.resolve().parent for run in runs])) / PAGE_OF_RUNS
 

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from fuzz_attn.case import not_drawn
+from fuzz_attn.case import aspect_table
 from fuzz_attn.cli.options import WORDS, backend_option, binding_option, exits, family_option, stated_binding
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Ready, Setup
@@ -48,7 +48,7 @@ def domain_table(name: str, ready: Ready) -> Table:
     for what, value in operation_of(ready.domain).limits_of(ready.domain).items():
         table.add_row(what, value)
         if what == "features":
-            table.add_row("not drawn", "\n".join(not_drawn.sentences(ready.not_drawn)) or "-")
+            table.add_row("not drawn", "\n".join(aspect_table.sentences(ready.not_drawn)) or "-")
     if ready.unexercised:
         table.add_row("not exercised", "\n".join(ready.unexercised))
     return table

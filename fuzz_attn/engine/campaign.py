@@ -21,12 +21,10 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn import counterexamples
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.contract_trial import is_refused, trial_of
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.counterexamples.trust import only_says_how
-from fuzz_attn.engine.compiling.rounds import POLL_SECONDS, ReadyRound, Rounds, StagePlan
+from fuzz_attn.counterexamples import Counterexample, only_says_how
 from fuzz_attn.engine.events import (
     CaseJudged,
     CaseNotCompiled,
@@ -45,13 +43,13 @@ from fuzz_attn.engine.events import (
     no_news,
     time_to_fuzz,
 )
-from fuzz_attn.engine.explainer import EXPLAINING, Explainer
 from fuzz_attn.engine.failures import confirmation
 from fuzz_attn.engine.failures.confirmation import LAST_CASES
 from fuzz_attn.engine.failures.life import LAST_PART, FailureLives
 from fuzz_attn.engine.failures.saved import play_saved
-from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker, Wait
+from fuzz_attn.engine.isolated_worker import EXPLAINING, LAUNCH_SECONDS, Explainer, IsolatedWorker, Wait
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
+from fuzz_attn.engine.rounds import POLL_SECONDS, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.run_folder import POSSIBLE_HANG, Journal
 from fuzz_attn.engine.schedule import (
     ON_GPU,
@@ -66,12 +64,11 @@ from fuzz_attn.errors import (
     OutOfProbesError,
     OutOfTimeError,
 )
-from fuzz_attn.operations.calls.call_draws import CallDraws
+from fuzz_attn.operations.calls.call_case import CallDraws
 from fuzz_attn.operations.contract_draws import ContractDraws
 from fuzz_attn.operations.operation import Refusals, Rule, SharedRound, derived_seed
 from fuzz_attn.operations.registry import AnyCase, operation_of
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 
 HANG_SHARE, SHORTEST_HANG = 0.25, 5.0
 RESERVED: Final = 0.25
@@ -611,7 +608,7 @@ def _saved_with_binding(plan: Plan) -> tuple[Path, Binding] | None:
     """Return the first saved counterexample of the plan's target that contains a binding, and that."""
     for path in sorted(plan.fixtures.rglob("*.json")):
         with contextlib.suppress(CounterexampleError):
-            found = counterexample.load(path)
+            found = counterexamples.load(path)
             if found.target == plan.setup.target and found.binding is not None:
                 return path, found.binding
     return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from fuzz_attn.backends.configurations import KernelConfigurations, merged
+from fuzz_attn.backends.kernel_coverage import KernelConfigurations, merged_configurations
 from fuzz_attn.case.contract_trial import trial_of
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import FuzzAttnError, NotCompiledInterrupt, UnsupportedByBackendError
@@ -22,16 +22,16 @@ from fuzz_attn.workers.worker import Send, serve
 if TYPE_CHECKING:
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.binding.binding import Binding
-    from fuzz_attn.calibration.broken_promises import BrokenPromises
+    from fuzz_attn.calibration.easy_cases import BrokenPromises
     from fuzz_attn.operations.operation import Operation
+    from fuzz_attn.oracle.verdict import Refusal
     from fuzz_attn.properties.experiment import Experiment
-    from fuzz_attn.properties.refusal import Refusal
     from fuzz_attn.targets.arithmetic import ArithmeticReader
     from fuzz_attn.targets.keeping import Keeper
     from fuzz_attn.targets.target import Target
 
 
-KNOWN: Final = "A part of the binding is known of this launcher (fuzz_attn/targets/published/bindings.toml)."
+KNOWN: Final = "A part of the binding is known of this launcher (fuzz_attn/targets/bindings.toml)."
 
 PATH: Final = "the same result on easy cases"
 """Why an optional argument is a path, if nobody states it."""
@@ -165,7 +165,7 @@ class CaseJudge:
 
     def _experiment(self, case: AnyCase) -> Experiment:
         """Return the experiment of a case. A refusal of what the target promises by name is a failure."""
-        from fuzz_attn.calibration.broken_promises import BrokenPromises  # noqa: PLC0415 - imports torch, as below
+        from fuzz_attn.calibration.easy_cases import BrokenPromises  # noqa: PLC0415 - imports torch, as below
 
         experiment = operation_of(case).experiment(case, self.target, self.backend, strict=self.strict)
         experiment.learn = self._read_arithmetic
@@ -180,7 +180,7 @@ class CaseJudge:
         """Return the explanation of a failing case. The masks of its launches are not reported."""
         operation, trial = operation_of(order.case), trial_of(order.case)
         if trial is not None:
-            from fuzz_attn.properties.contracts import accepted  # noqa: PLC0415 - imports torch
+            from fuzz_attn.properties.check import accepted  # noqa: PLC0415 - imports torch
 
             words = accepted(trial, experiment.first.unusual)
             finding = Finding(
@@ -242,7 +242,11 @@ class CaseJudge:
 def _launched(experiment: Experiment) -> tuple[KernelConfigurations, ...]:
     """Return the configurations that the autotuned kernels of the first launch had."""
     found = experiment.first.configurations
-    return merged(KernelConfigurations(each.kernel, each.left, (each.place,)) for each in found) if found else ()
+    return (
+        merged_configurations(KernelConfigurations(each.kernel, each.left, (each.place,)) for each in found)
+        if found
+        else ()
+    )
 
 
 def _unjudged(experiment: Experiment) -> tuple[str, ...]:
@@ -278,7 +282,7 @@ def load(setup: Setup) -> CaseJudge:
 
 def _target(name: str, family: FamilyName | None, binding: Binding | None, backend: Backend) -> Target:
     """Return a target, which is told on a CPU that there is a GPU unless it is built in."""
-    from fuzz_attn.targets.published.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
+    from fuzz_attn.targets.gpu_answers import gpu_answers  # noqa: PLC0415 - as above
 
     without_gpu = backend.device == "cpu" and name not in FAMILIES
     with gpu_answers() if without_gpu else nullcontext():

@@ -11,13 +11,11 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
-from fuzz_attn.backends.configurations import KernelConfigurations
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import KernelConfigurations, Mask
 from fuzz_attn.case.plain import Plain, Positive, Seconds, Whole
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.orders import Order, Ready
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 
 WHOLE_RUN: Final = -1
 """The shard number of an event that concerns the whole run."""
@@ -73,7 +71,7 @@ class CaseJudged(Plain, frozen=True, tag_field="event", tag="case_judged"):
     """A case was launched and judged. ``verdicts`` holds every failure, or the oracle's verdict of a pass.
 
     Of the ``seconds``, ``compiling`` were the compiler's. ``backend`` names the one that judged it, where that is
-    another than the worker's (:class:`fuzz_attn.engine.explainer.Explainer`).
+    another than the worker's (:class:`fuzz_attn.engine.isolated_worker.Explainer`).
     """
 
     shard: Whole

@@ -2,16 +2,14 @@
 
 from typing import ClassVar
 
-from fuzz_attn.backends.configurations import KernelConfigurations
 from fuzz_attn.backends.gpus import GpuFacts
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import KernelConfigurations, Mask
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.case.not_drawn import NotDrawn
+from fuzz_attn.case.aspect_table import NotDrawn
 from fuzz_attn.case.plain import FileName, Plain
 from fuzz_attn.forensics.explanation import Explanation
 from fuzz_attn.operations.registry import DEFAULT_DOMAIN, AnyCase, AnyDomain, FamilyName, HoldsCases, operation_of
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 
 
 class Setup(Plain, frozen=True):

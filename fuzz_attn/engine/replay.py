@@ -11,18 +11,15 @@ from typing import Self, TypeAlias
 
 import msgspec
 
+from fuzz_attn import counterexamples
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.counterexamples.trust import trusted_call
+from fuzz_attn.counterexamples import Counterexample, trusted_call
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.closer_look import explained
 from fuzz_attn.engine.events import Phase
-from fuzz_attn.engine.explainer import EXPLAINING
-from fuzz_attn.engine.failures.confirmation import order_of
+from fuzz_attn.engine.failures.confirmation import explained, order_of
 from fuzz_attn.engine.failures.saved import NOT_PROMISED, REFUSES, Played, played
 from fuzz_attn.engine.failures.triage import failures_of
-from fuzz_attn.engine.isolated_worker import LAUNCH_SECONDS, IsolatedWorker
+from fuzz_attn.engine.isolated_worker import EXPLAINING, LAUNCH_SECONDS, IsolatedWorker
 from fuzz_attn.engine.orders import Answer, Order, Setup
 from fuzz_attn.errors import BackendError, CounterexampleError, FuzzAttnError, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import Explanation
@@ -129,7 +126,7 @@ def replay(
     With the backend ``auto``, a case that fails in the simulator only is replayed there.
     Each target is called with ``binding``, or else as its file says. Without ``trust``, a file decides neither what
     code runs nor what values it gets, apart from ``target`` and ``named`` targets
-    (:func:`fuzz_attn.counterexamples.trust.trusted_call`). A launch that has not ended after ``launch_seconds`` is a
+    (:func:`fuzz_attn.counterexamples.trusted_call`). A launch that has not ended after ``launch_seconds`` is a
     hang. ``on_start`` is called with each file before it is replayed, and ``on_error`` with one that cannot be
     replayed, because it is no counterexample, it is not trusted or its target does not load; the rest goes on.
     """
@@ -138,7 +135,7 @@ def replay(
         for path in paths:
             on_start(path)
             try:
-                found = counterexample.load(path)
+                found = counterexamples.load(path)
                 name, stated = trusted_call(path, found, target, binding, trust=trust, named=named)
                 chosen = EXPLAINING if backend == "auto" and found.passes_where_found and not in_process else backend
                 yield _replayed(path, found, workers.on(name, found.family, stated, chosen))
@@ -264,7 +261,7 @@ def explanation_of(
     :class:`fuzz_attn.errors.FuzzAttnError` where the file is no counterexample or is not trusted, the target does not
     load, or its process ends before there is an explanation.
     """
-    found = counterexample.load(path)
+    found = counterexamples.load(path)
     name, stated = trusted_call(path, found, target, binding, trust=trust, named=named)
     setup = Setup(name, found.family, backend, memory=memory, binding=stated)
     with IsolatedWorker(setup) as worker:

@@ -18,7 +18,7 @@ import torch
 from fuzz_attn.backends.cuda import TENSOR_CORE_SLACK
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.contract_trial import trial_of
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Setup
 from fuzz_attn.errors import FuzzAttnError, OutputError
@@ -36,7 +36,7 @@ from fuzz_attn.export.recorded_calls import (
 from fuzz_attn.foreign_files import target_points
 from fuzz_attn.operations.calls.call_case import CallSequence
 from fuzz_attn.operations.registry import FAMILIES, operation_of
-from fuzz_attn.targets.published.place import WheelPlace, place_of
+from fuzz_attn.targets.loading import WheelPlace, place_of
 from fuzz_attn.targets.target import Target
 
 

@@ -10,7 +10,7 @@ import torch
 from fuzz_attn.backends.backend import Observation
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.forensics.explanation import Reason, count, cut_words, rows_of_case
-from fuzz_attn.inputs.page_map import page_map
+from fuzz_attn.inputs.batch_rows import page_map
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 NAMES: Final = {

@@ -13,7 +13,7 @@ from fuzz_attn.forensics.attended_keys import Recovered, place_words, recovered
 from fuzz_attn.forensics.explanation import Finding, Row, is_plausible, ranges, rows_of_case
 from fuzz_attn.forensics.lab import FAR, Array, Lab, by_row, without_scores
 from fuzz_attn.forensics.score_mistakes import named_factor
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.logits import score_scale
 

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.parts import is_fp8
 from fuzz_attn.case.recipes import Chunks, Custom, Full, Lookahead
 from fuzz_attn.forensics.explanation import (
     OR,

@@ -13,9 +13,8 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.changes import with_dense_caches, with_head_size
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import unpromised
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
+from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, is_fp8
 from fuzz_attn.case.recipes import CAUSAL, Chunks, NormalScores
 from fuzz_attn.errors import CaseError, FuzzAttnError
 from fuzz_attn.forensics.accesses import CACHES, NAMES, accessed
@@ -30,7 +29,7 @@ from fuzz_attn.forensics.wrong_outputs import PADDED_ROWS, READ_AS
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.properties.named_paths import named_paths
+from fuzz_attn.properties.named_causes import named_paths
 
 WIDE_HEAD: Final = 24
 """A head size for which the padding to a power of two overlaps the next head in part only."""

@@ -20,8 +20,7 @@ from fuzz_attn.forensics.lab import Array
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.simulator.difference import Comparison, Difference, compare, text_of
-from fuzz_attn.simulator.recorder import Launch, Place, Recorder, Site
+from fuzz_attn.simulator.recorder import Comparison, Difference, Launch, Place, Recorder, Site, compare, text_of
 from fuzz_attn.targets.target import Target
 from fuzz_attn.ttir.ir import Location, Operation
 

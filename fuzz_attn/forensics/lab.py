@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.dtypes import is_fp8
+from fuzz_attn.case.parts import is_fp8
 from fuzz_attn.case.recipes import CAUSAL, PoisonRecipe
 from fuzz_attn.errors import ProbeError, UnsupportedByBackendError
 from fuzz_attn.forensics.explanation import rows_of_case
-from fuzz_attn.inputs.page_map import PageMap, page_map
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.batch_rows import PageMap, page_map
+from fuzz_attn.inputs.storage import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors, outputs_of
 from fuzz_attn.oracle.reference import Expected, attend
 from fuzz_attn.properties.experiment import Experiment

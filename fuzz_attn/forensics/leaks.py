@@ -15,7 +15,7 @@ from fuzz_attn.forensics.accesses import is_padded
 from fuzz_attn.forensics.attended_keys import MOST_LAUNCHES, Kind, kind_of_cell, place_words
 from fuzz_attn.forensics.explanation import Finding, Reason, Row, keys, rows_of_case
 from fuzz_attn.forensics.lab import PACKED, Array, Lab, by_row, clear, distinct, without_scores
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 
 _WHERE: Final[dict[Kind, tuple[Reason, str]]] = {

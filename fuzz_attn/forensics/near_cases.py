@@ -13,9 +13,8 @@ import msgspec
 
 from fuzz_attn.case.aspect_table import AspectTable
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.case.parts import HeadLayout, Sequence
+from fuzz_attn.case.parts import HeadLayout, Sequence, is_fp8
 from fuzz_attn.case.recipes import NormalScores
 from fuzz_attn.errors import CaseError
 from fuzz_attn.oracle.verdict import Verdict

@@ -11,7 +11,7 @@ import torch
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.forensics.explanation import Finding, rows_of_case
 from fuzz_attn.inputs.output_tensors import OutputTensor
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import bits_of
 from fuzz_attn.properties.experiment import Experiment
 
 

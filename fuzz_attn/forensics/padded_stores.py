@@ -14,8 +14,7 @@ import torch
 from fuzz_attn.forensics.accesses import SMALLEST_BLOCK, is_padded
 from fuzz_attn.forensics.explanation import Finding
 from fuzz_attn.inputs.output_tensors import OutputTensor
-from fuzz_attn.inputs.storage import elements_in
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import bits_of, elements_in
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.verdict import OUT_OF_BOUNDS_STORE
 from fuzz_attn.properties.experiment import Experiment, Launch

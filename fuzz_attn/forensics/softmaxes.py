@@ -14,7 +14,7 @@ from fuzz_attn.forensics.lab import FAR, Array, Lab, by_row, without_scores
 from fuzz_attn.forensics.log_sums import UNSHIFTED
 from fuzz_attn.forensics.score_terms import READABLE, Comparison, Terms, first_row
 from fuzz_attn.inputs.batch_rows import sees
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import bits_of
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.logits import score_scale
 

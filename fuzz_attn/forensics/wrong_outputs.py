@@ -12,14 +12,13 @@ import numpy as np
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.parts import DTypeName, is_fp8
 from fuzz_attn.forensics.accesses import element_of, packed_words
 from fuzz_attn.forensics.explanation import Finding, count, factor, is_plausible, ranges, rows_of_case
 from fuzz_attn.forensics.lab import Array, Lab, by_row
 from fuzz_attn.inputs.batch_rows import custom_masks, seen_keys
-from fuzz_attn.inputs.storage import elements_in, far_axis
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, bits_of
+from fuzz_attn.inputs.storage import TORCH_DTYPES, bits_of, elements_in, far_axis
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.properties.experiment import Launch

@@ -16,8 +16,8 @@ import numpy as np
 
 from fuzz_attn.case import recipes
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.dtypes import DTYPES, is_fp8
 from fuzz_attn.case.families import FAMILIES
+from fuzz_attn.case.parts import DTYPES, is_fp8
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.inputs.batch_rows import Rows, rows_of
 from fuzz_attn.inputs.random_bits import Floats, Integers, Stream

@@ -10,8 +10,7 @@ from typing import Any, Self, TypeVar, cast
 import torch
 
 from fuzz_attn.case.parts import LaunchHints
-from fuzz_attn.inputs.storage import storage_bytes, storage_of, with_rows
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import bits_of, storage_bytes, storage_of, with_rows
 
 T = TypeVar("T", bound="CallTensors")
 

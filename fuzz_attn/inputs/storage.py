@@ -1,4 +1,4 @@
-"""Storage: poisoned memory between guards, strided views of it, and tensors over it.
+"""Storage: element types of tensors, poisoned memory between guards, strided views of it, and tensors over it.
 
 Memory is laid out as unsigned integers in numpy, poison first. The torch tensor is the same view of the same bytes, on
 any device.
@@ -16,19 +16,52 @@ import math
 import mmap
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fuzz_attn.case.attention_case import MAX_OFFSET_ELEMENTS, AttentionCase
 from fuzz_attn.case.cache_layout import CacheFormat, CacheLayout
-from fuzz_attn.case.dtypes import DTYPES, DTypeName
+from fuzz_attn.case.parts import DTYPES, FP8_DTYPES, DTypeName
 from fuzz_attn.case.recipes import BiasDType, SlotPoison, TablePoison
 from fuzz_attn.errors import UnsupportedByBackendError
 from fuzz_attn.inputs.random_bits import Floats
-from fuzz_attn.inputs.tensor_types import INTEGERS, TORCH_DTYPES, UNSIGNED, bits_dtype, bits_of
+
+TORCH_DTYPES: Final[dict[DTypeName, torch.dtype]] = {name: getattr(torch, name) for name in DTYPES}
+
+_FP8: Final = frozenset(TORCH_DTYPES[name] for name in FP8_DTYPES)
+
+BIAS_DTYPES: Final[dict[BiasDType, torch.dtype]] = {name: getattr(torch, name) for name in get_args(BiasDType)}
+"""The types of slopes, biases and sinks."""
+
+NUMPY_DTYPES: Final[dict[DTypeName, np.dtype[Any]]] = {
+    name: np.dtype(getattr(np, name, None) or getattr(ml_dtypes, name)) for name in DTYPES
+}
+
+UNSIGNED: Final[dict[int, npt.DTypeLike]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+"""The unsigned integer of numpy that holds an element of so many bytes."""
+
+INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""An integer of torch that holds an element of so many bytes, and that numpy knows."""
+
+
+def bits_dtype(dtype: DTypeName) -> npt.DTypeLike:
+    """Return the unsigned integer that holds an element of the type."""
+    return UNSIGNED[DTYPES[dtype].bytes]
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as integers of the elements' size, which copy and compare exactly in every type."""
+    return tensor.view(INTEGERS[tensor.dtype.itemsize])
+
+
+def is_fp8_dtype(dtype: torch.dtype) -> bool:
+    """Return whether a type of torch is an fp8 type, which comes with a scale; bytes and int8 are not."""
+    return dtype in _FP8
+
 
 Bits: TypeAlias = npt.NDArray[Any]
 

@@ -1,4 +1,4 @@
-"""Tensors: every input and the poisoned outputs of one attention call, on one device."""
+"""Tensors: every input and the poisoned outputs of one attention call, on one device, and the store of its keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,23 +16,25 @@ import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, far_length
 from fuzz_attn.case.cache_layout import CacheFormat
-from fuzz_attn.case.dtypes import DTypeName, is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import CallForm, FarAxis, LaunchHints
+from fuzz_attn.case.parts import CallForm, DTypeName, FarAxis, LaunchHints, is_fp8
 from fuzz_attn.case.recipes import CAUSAL, BiasDType, Custom, LogSumExp, Mask, QQBiasRecipe, SlotPoison
 from fuzz_attn.case.visibility import Visibility
 from fuzz_attn.inputs.batch_rows import Bits as Masked
-from fuzz_attn.inputs.batch_rows import custom_masks, needed_keys, rows_of
+from fuzz_attn.inputs.batch_rows import PageMap, custom_masks, needed_keys, needed_of_batch, page_map, rows_of
 from fuzz_attn.inputs.numbers import Numbers, alibi_slopes, numbers_of, qq_bias, sinks
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
-from fuzz_attn.inputs.page_map import PageMap, needed_of_batch, page_map
 from fuzz_attn.inputs.random_bits import Floats
 from fuzz_attn.inputs.storage import (
+    BIAS_DTYPES,
+    TORCH_DTYPES,
     Bits,
     bias_bits,
     bias_poison,
+    bits_of,
     cache_memory,
     heads_view,
+    is_fp8_dtype,
     output_poison,
     packed_memory,
     poisoned,
@@ -46,7 +48,6 @@ from fuzz_attn.inputs.storage import (
     tensors_over,
     with_large_offsets,
 )
-from fuzz_attn.inputs.tensor_types import BIAS_DTYPES, TORCH_DTYPES, bits_of, is_fp8_dtype
 
 
 @dataclass(frozen=True)
@@ -520,3 +521,63 @@ def _sinks(case: AttentionCase, device: str) -> torch.Tensor | None:
 
 def _bias_vector(bits: Bits, dtype: BiasDType, device: str) -> torch.Tensor:
     return tensor_of(bits, BIAS_DTYPES[dtype], device, guard=bias_poison(dtype))
+
+
+Array: TypeAlias = np.typing.NDArray[Any]
+
+
+class Store:
+    """The keys and values of a batch, by sequence and position. Only it knows pages, layouts, scales and packed tokens.
+
+    Indices come and go through numpy, whose calls cost least for a few numbers.
+    """
+
+    def __init__(self, tensors: AttentionTensors) -> None:
+        self._tensors = tensors
+        self._pages = tensors.block_table.cpu().numpy()
+        self._starts = np.array([0, *accumulate(tensors.query_lens)])
+        self._contexts = np.array(tensors.context_lens)
+
+    def gather(self, sequence: Array, position: Array) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values ``[B, num_kv_heads, K, head_size]``, float64, as a kernel computes with them.
+
+        ``position`` is ``[B, K]``, and ``sequence`` broadcasts to it. Stored fp8 is dequantised unless q is fp8 too.
+        """
+        tensors = self._tensors
+        pages, slots = np.divmod(position, tensors.block_size)
+        blocks = self._pages[sequence, pages].astype(np.int64)
+        keys, values = self._cached(self._placed(blocks), self._placed(slots))
+        if tensors.new_keys is not None and tensors.new_values is not None:
+            new = position - self._contexts[sequence]
+            packed = np.array(tensors.reads_packed)[sequence] & (new >= 0)
+            tokens = self._placed((self._starts[sequence] + new)[packed])
+            places = tuple(map(self._placed, packed.nonzero()))
+            _put(keys, places, tensors.new_keys[tokens])
+            _put(values, places, tensors.new_values[tokens])
+        return keys, values
+
+    def _placed(self, array: Array) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._tensors.query.device)
+
+    def _cached(self, block: torch.Tensor, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tensors, dtype = self._tensors, self._tensors.query.dtype
+        keys, values = (
+            stored.transpose(1, 2).contiguous()
+            for stored in (tensors.keys_at(block, slot), tensors.values_at(block, slot))
+        )
+        return _dequantised(keys, tensors.k_scale, dtype), _dequantised(values, tensors.v_scale, dtype)
+
+
+def _put(cached: torch.Tensor, places: tuple[torch.Tensor, ...], new: torch.Tensor) -> None:
+    """Copy packed keys or values to their places ``[B, K]``."""
+    cached.transpose(1, 2)[places] = new.double()
+
+
+def _dequantised(stored: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """Return float64 values: fp8 times its scale, rounded to the type of q; fp8 as stored if q is fp8 too."""
+    if not is_fp8_dtype(stored.dtype) or is_fp8_dtype(dtype):
+        return stored.double()
+    scaled = stored.float()
+    if scale is not None:
+        scaled *= scale
+    return scaled.to(dtype).double()

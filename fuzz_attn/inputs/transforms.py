@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from fuzz_attn.inputs.storage import in_one_row, poisoned, slot_poison, tensors_over, with_rows
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import bits_of, in_one_row, poisoned, slot_poison, tensors_over, with_rows
 from fuzz_attn.inputs.tensors import AXES, AttentionTensors
 
 Change: TypeAlias = Callable[[torch.Tensor, torch.dtype], torch.Tensor]

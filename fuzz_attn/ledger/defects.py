@@ -7,10 +7,10 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.plain import Count, Plain
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.errors import CounterexampleError, LedgerError
 from fuzz_attn.foreign_files import content_of
 from fuzz_attn.forensics.explanation import Reason
@@ -99,7 +99,7 @@ class Table(Plain, frozen=True):
         """Return the case of a row. Raises :class:`LedgerError` where it is of another family than the launcher."""
         path = Path(self.folder) / "cases" / f"{row.name}.json"
         try:
-            found = counterexample.load(path)
+            found = counterexamples.load(path)
         except CounterexampleError as error:
             raise LedgerError(f"row {row.name!r}: {error}") from error
         family = self.launcher(row).family

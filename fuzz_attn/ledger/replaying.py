@@ -17,7 +17,7 @@ from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.forensics.explanation import Explanation
 from fuzz_attn.ledger.defects import Launcher, Outcome, Row, Table
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.targets.published.wheel import Wheel
+from fuzz_attn.targets.wheel import Wheel
 
 
 @dataclass(frozen=True)

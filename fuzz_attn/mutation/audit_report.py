@@ -18,15 +18,18 @@ from fuzz_attn.mutation.audit_results import (
     Audit,
     Mutant,
     Outcome,
+    Reason,
     Score,
+    SortedSurvivors,
     by_mutant,
     median_case,
     most_seen,
     own_score,
+    refuted,
     rule_score,
+    sort,
     times_found,
 )
-from fuzz_attn.mutation.survivors import Reason, SortedSurvivors, refuted, sort
 from fuzz_attn.report.printing import count, whole
 
 RULE_NAMES: Final = {VLLM: "vLLM's fixed tolerance", FLASH_ATTENTION: "FlashAttention's rule"}

@@ -15,8 +15,17 @@ from fuzz_attn.engine import case_judge
 from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.orders import Ready, Setup
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.mutation.audit_messages import AuditSetup, Batch, BatchDone, Finished, Progress, Survey, Surveyed
-from fuzz_attn.mutation.audit_results import PROPERTIES, Mutant
+from fuzz_attn.mutation.audit_results import (
+    PROPERTIES,
+    AuditSetup,
+    Batch,
+    BatchDone,
+    Finished,
+    Mutant,
+    Progress,
+    Survey,
+    Surveyed,
+)
 from fuzz_attn.workers.messages import Refused
 from fuzz_attn.workers.worker import Send, serve
 
@@ -102,7 +111,7 @@ def _load(message: bytes) -> AuditWorker:
     setup = msgspec.json.decode(message, type=AuditSetup)
     healthy = case_judge.load(Setup(setup.target, setup.family, "simulator"))
     from fuzz_attn.backends.simulator import SimulatorBackend  # noqa: PLC0415 - heavy imports happen only in the child
-    from fuzz_attn.mutation.audit_messages import PositionFile  # noqa: PLC0415 - as above
+    from fuzz_attn.mutation.audit_results import PositionFile  # noqa: PLC0415 - as above
     from fuzz_attn.mutation.batch_runner import BatchRunner  # noqa: PLC0415 - as above
 
     assert isinstance(healthy.backend, SimulatorBackend)

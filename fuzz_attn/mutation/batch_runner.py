@@ -30,11 +30,11 @@ from fuzz_attn.backends.backend import Backend
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.engine.schedule import play_round, size_on_cpu
 from fuzz_attn.errors import HangInterrupt, UnsupportedByBackendError
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.storage import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
-from fuzz_attn.mutation.audit_messages import NO_MUTANT, PositionFile
 from fuzz_attn.mutation.audit_results import (
     FLASH_ATTENTION,
+    NO_MUTANT,
     PROPERTIES,
     VLLM,
     Evidence,
@@ -42,6 +42,7 @@ from fuzz_attn.mutation.audit_results import (
     IrChange,
     Mutant,
     Outcome,
+    PositionFile,
     State,
 )
 from fuzz_attn.mutation.ir_operators import Probes, Rewrite, changes_in

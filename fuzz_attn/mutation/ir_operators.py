@@ -27,9 +27,8 @@ import numpy.typing as npt
 
 from fuzz_attn.mutation.audit_results import IN_32_BITS, IrChange
 from fuzz_attn.simulator.codegen.emitter import Emitter
-from fuzz_attn.simulator.codegen.expressions import call
 from fuzz_attn.simulator.codegen.generator import Extension
-from fuzz_attn.simulator.codegen.statements import Do
+from fuzz_attn.simulator.codegen.source_tree import Do, call
 from fuzz_attn.ttir.ir import Block, Function, Operation, Type, Value, parse_literal
 from fuzz_attn.ttir.value_graph import walk
 

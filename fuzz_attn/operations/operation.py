@@ -20,16 +20,15 @@ from fuzz_attn.case.contract_trial import named_of, trial_of
 from fuzz_attn.case.description import Line
 from fuzz_attn.errors import CaseError
 from fuzz_attn.forensics.explanation import Explanation, Finding, FirstOperation
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal
 from fuzz_attn.properties.relations import Relation
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from fuzz_attn.backends.backend import Backend
-    from fuzz_attn.binding.binding import Binding
-    from fuzz_attn.binding.signature import Signature
-    from fuzz_attn.case.not_drawn import NotDrawn
+    from fuzz_attn.binding.binding import Binding, Signature
+    from fuzz_attn.case.aspect_table import NotDrawn
     from fuzz_attn.case.parts import DTypes
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.comparisons import Comparison

@@ -92,7 +92,7 @@ def load_target(name: str, family: str | None, binding: Binding | None) -> Targe
 
 def _other_operation(name: str, binding: Binding | None) -> Operation | None:
     """Return the operation whose names the signature of a target has; None without one."""
-    from fuzz_attn.binding.signature import signature_of  # noqa: PLC0415 - few targets get here
+    from fuzz_attn.binding.binding import signature_of  # noqa: PLC0415 - few targets get here
     from fuzz_attn.targets.loading import known_of, object_named  # noqa: PLC0415 - imports torch
 
     found = object_named(name)
@@ -104,8 +104,8 @@ def _other_operation(name: str, binding: Binding | None) -> Operation | None:
 
 def _likeliest(name: str) -> Operation | None:
     """Return the operation of which a target without queries has most parameters, half of its own; None for none."""
+    from fuzz_attn.binding.binding import signature_of  # noqa: PLC0415 - likewise
     from fuzz_attn.binding.roles import ROLE_OF  # noqa: PLC0415 - imports torch
-    from fuzz_attn.binding.signature import signature_of  # noqa: PLC0415 - likewise
     from fuzz_attn.targets.loading import object_named  # noqa: PLC0415 - likewise
 
     found = object_named(name)

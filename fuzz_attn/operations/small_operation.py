@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from fuzz_attn.backends.backend import Backend
-    from fuzz_attn.binding.binding import Binding
-    from fuzz_attn.binding.signature import Signature
+    from fuzz_attn.binding.binding import Binding, Signature
     from fuzz_attn.operations.small_target import Roles, SmallExperiment
     from fuzz_attn.oracle.verdict import Verdict
     from fuzz_attn.properties.comparisons import Comparison

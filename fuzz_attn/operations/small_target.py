@@ -1,4 +1,4 @@
-"""Small target: a callable whose parameters have the roles of a small operation, found by their names.
+"""Small target: a callable whose parameters have the roles of a small operation, found by their names, and its tensors.
 
 What names do not tell, calibration settles: a target has *variants*, and the one that is right on an easy case is it.
 :class:`SmallExperiment` launches a case on it.
@@ -19,23 +19,39 @@ import torch
 from msgspec.structs import replace
 
 from fuzz_attn.backends.backend import Backend
-from fuzz_attn.binding.binding import LEFT_OUT, Binding, python_value
+from fuzz_attn.binding.binding import (
+    LEFT_OUT,
+    Binding,
+    Signature,
+    default_in_words,
+    python_value,
+    signature_of,
+    unexercised,
+)
 from fuzz_attn.binding.call import take, values_of
 from fuzz_attn.binding.matching import Match, require_each_once, require_taken
-from fuzz_attn.binding.problem import Copy, guarded
-from fuzz_attn.binding.signature import Signature, default_in_words, signature_of, unexercised
+from fuzz_attn.binding.values import Copy, guarded
 from fuzz_attn.errors import BindingError, CaseError, TargetError
 from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
-from fuzz_attn.inputs.storage import GUARD_BYTES
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import GUARD_BYTES, bits_of, spread, stride_of
 from fuzz_attn.operations.operation import Operation
 from fuzz_attn.oracle.comparison import judge
+from fuzz_attn.oracle.verdict import Refusal
 from fuzz_attn.properties.comparisons import Comparison
 from fuzz_attn.properties.experiment import Experiment, Launch
-from fuzz_attn.properties.refusal import Refusal
 from fuzz_attn.targets.built_in import launcher
 from fuzz_attn.targets.loading import known_of, object_named
 from fuzz_attn.targets.target import Called, Target
+
+
+def with_far_axis(case: Any, near: torch.Tensor, name: str, axes: tuple[str, ...]) -> torch.Tensor:
+    """Return a tensor with that axis far which the case names; ``axes`` are its first axes, those it may name."""
+    for place, axis in enumerate(axes):
+        used = case.far_lengths.get(f"{name}_{axis}", 0)
+        if f"{name}_{axis}" in case.far_axes:
+            return spread(near, place, stride_of(near, place, used))
+    return near
+
 
 HOST_COST: Final = 2**18
 """Elements of a case up to which the host judges it."""

@@ -12,10 +12,10 @@ import msgspec
 import torch
 
 from fuzz_attn.inputs.output_tensors import OutputTensor
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.storage import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.conditions import every, maximum_of, some
 from fuzz_attn.oracle.reference import Expected, Reference
+from fuzz_attn.oracle.row_blocks import every, maximum_of, some
 from fuzz_attn.oracle.verdict import Element, Kind, Verdict, Where
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.storage import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.logits import score_scale
 from fuzz_attn.oracle.reference import output_factor

@@ -16,12 +16,10 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.storage import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import roundings
-from fuzz_attn.oracle.conditions import every, maximum_of, minimum_of, places_of, some, some_between
-from fuzz_attn.oracle.exactness import exact_columns
-from fuzz_attn.oracle.logits import NO_SINK, Logits, accumulation_unit, anchored
+from fuzz_attn.oracle.logits import NO_SINK, Logits, accumulation_unit, anchored, exact_columns
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import (
     FLUSHED,
@@ -32,7 +30,7 @@ from fuzz_attn.oracle.roundings import (
     half_spacing,
     unit_roundoff,
 )
-from fuzz_attn.oracle.row_blocks import RowBlock
+from fuzz_attn.oracle.row_blocks import RowBlock, every, maximum_of, minimum_of, places_of, some, some_between
 
 MAX_DRIFT: Final = 0.5
 """Share of a row's total weight that logit errors may move; where they may move more, the row is ill-conditioned."""
@@ -176,7 +174,7 @@ def value_term(
     unrounded, exponentials flushed to 0 at each rescaling, one product per key, the additions in any order, the
     rescalings, v's scale on partial sums, a division of P before its cast (4 units), and products that underflow; and
     the roundings of the model's narrow types. Only significant keys are rounded; where all weights are exactly 0 or 1
-    the cast rounds nothing, and sums on a coarse grid are exact (:mod:`fuzz_attn.oracle.exactness`).
+    the cast rounds nothing, and sums on a coarse grid are exact (:mod:`fuzz_attn.oracle.logits`).
 
     All but the additions change each term by a factor. A factor of a partial sum is one of each of its terms. So the
     additions sum changed terms. Each loses at most ``unit`` of its largest operand or its result, which are sums of

@@ -23,10 +23,9 @@ from typing import Final, TypeAlias
 import torch
 
 from fuzz_attn.case.recipes import LogSumExp
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.storage import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle import roundings
-from fuzz_attn.oracle.conditions import maximum_of
 from fuzz_attn.oracle.error_bound import (
     MAX_DRIFT,
     Weights,
@@ -42,7 +41,7 @@ from fuzz_attn.oracle.error_bound import (
 from fuzz_attn.oracle.logits import NO_SINK, SECOND_ORDER, Logits, logits_of, tanh_shift
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import FLUSHED, LOG_UNITS, OVERFLOW, UNIT, gamma
-from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks
+from fuzz_attn.oracle.row_blocks import RowBlock, maximum_of, row_blocks
 
 PLAIN_MODEL = RoundingModel()
 """The default model: plain torch implementations, and kernels that round P to the type of q."""

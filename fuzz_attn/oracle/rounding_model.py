@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.parts import DTypeName
 
 RoundedTo: TypeAlias = Literal[DTypeName, "query", "cache"]
 """A type that numbers are rounded to: ``query`` is the type of q, bfloat16 if q is fp8, ``cache`` that of K and V."""
@@ -57,7 +57,7 @@ class RoundingModel(Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     - ``rounds_dequantised``: False if the target keeps dequantised K and V in a higher precision than the type of q.
     - ``tile_size``: the smallest number of keys between two rescalings of the accumulator.
     - ``normalises_last``: True if the target divides by the denominator once, after all sums. Then logits of exactly 0
-      have weights of exactly 1, and sums of values on a coarse grid are exact (:mod:`fuzz_attn.oracle.exactness`).
+      have weights of exactly 1, and sums of values on a coarse grid are exact (:mod:`fuzz_attn.oracle.logits`).
       With ``merges_logarithms`` this is said of each segment: its sums are divided by its own denominator.
     - ``merges_logarithms``: True if the target merges segments by the logarithms of their sums of exponentials, which
       are rounded like all numbers.

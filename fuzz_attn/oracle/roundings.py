@@ -15,11 +15,10 @@ from typing import Final
 
 import torch
 
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.storage import is_fp8_dtype
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.conditions import some
 from fuzz_attn.oracle.rounding_model import EXP_UNITS, InputPrecision, RoundedTo, RoundingModel
-from fuzz_attn.oracle.row_blocks import RowBlock
+from fuzz_attn.oracle.row_blocks import RowBlock, some
 
 UNIT: Final = 2.0**-24
 """Unit roundoff of float32: the largest relative error of an operation that rounds to nearest."""

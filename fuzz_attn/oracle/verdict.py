@@ -1,4 +1,7 @@
-"""Verdict: the result of one property for one case on one target, as plain data that crosses processes and files."""
+"""Verdict: the result of one property for one case on one target; and a launch that was refused, which has none.
+
+Both are plain data that crosses processes and files.
+"""
 
 from typing import Annotated, Final, Literal, TypeAlias
 
@@ -149,3 +152,33 @@ class Verdict(Plain, frozen=True):
     def what(self) -> str:
         """The property and the kind of its failure in words, for example ``oracle (written outside)``."""
         return f"{self.property_name} ({self.kind.replace('_', ' ')})"
+
+
+OUT_OF_RESOURCES: Final = "OutOfResources"
+"""What Triton raises where a kernel needs more registers, threads or shared memory than a GPU has."""
+Stage: TypeAlias = Literal["host", "compile"]
+Site: TypeAlias = tuple[str, str, str]
+"""Where a target refuses, and how."""
+
+NOT_REDUCED: Final = "not reduced fully"
+"""Stands at the end of a combination for everything else of the case that it was found in."""
+
+
+class Refusal(Plain, frozen=True):
+    """Why the target or the compiler refuses a case: no kernel ran, so there is nothing to judge.
+
+    ``stage`` is ``host`` for an exception of the target before its first launch, ``compile`` for a kernel that does not
+    compile. ``error`` names the exception and ``message`` is its text. ``location`` is ``file:line`` of the refusing
+    line and ``source`` its text.
+    """
+
+    stage: Stage
+    error: str
+    message: str
+    location: str = ""
+    source: str = ""
+
+    @property
+    def site(self) -> Site:
+        """What refusals for one reason have in common; the message may name sizes, so it is the site without a line."""
+        return (self.stage, self.error, self.location or self.message)

@@ -1,22 +1,69 @@
-"""The check of one case: every launch property, and at most one metamorphic relation."""
+"""The check of one case: every launch property, and at most one metamorphic relation.
+
+A contract trial is checked for its contract instead: what the target makes of an argument in an unusual form. It gives
+the right output, or raises. A failure here is silent: the target raises nothing, and its output is wrong or an access
+leaves its memory. It is no failure of the contract where the same case fails with the usual form too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
+import msgspec
+
 from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.contract_trial import NAME, REFUSED, ContractTrial, trial_of
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties import absent_features, bounded_relations, contracts, exact_relations, launch_properties
+from fuzz_attn.properties import launch_properties, relation_launches
 from fuzz_attn.properties.comparisons import Comparison, compared
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.few_values import few_values
 from fuzz_attn.properties.launch_properties import value_range
-from fuzz_attn.properties.relations import RELATIONS, RelationKind
+from fuzz_attn.properties.relations import RELATIONS
+
+NOT_SILENT: Final = "it fails with the usual arguments too"
+
+Judge: TypeAlias = Callable[[Experiment], Iterable[Verdict]]
+"""Yields the verdicts on a launch."""
+
+
+def of_trial(experiment: Experiment, judge: Judge) -> Verdict:
+    """Return whether a target is right in a contract trial, or refuses it."""
+    trial, case = trial_of(experiment.case), experiment.case
+    assert trial is not None
+    first = experiment.first
+    if first.refusal is not None:
+        return Verdict(NAME, message=f"{REFUSED}: {first.refusal.error}: {first.refusal.message}"[:300])
+    failed = _failed(experiment, judge)
+    if failed is None:
+        return Verdict(NAME)
+    if trial.form != "empty":
+        usual = experiment.with_target(msgspec.structs.replace(case, contract=None), experiment.target)
+        assert usual.first is not None
+        experiment.learn(usual)
+        if usual.first.error or _failed(usual, judge):
+            return Verdict(NAME, message=NOT_SILENT)
+        again = experiment.with_target(case, usual.target)  # by the bounds of how the target is now known to round
+        failed = failed if again.first.refusal is not None else _failed(again, judge)
+        if failed is None:
+            return Verdict(NAME)
+    message = f"{trial.subject}: {accepted(trial, first.unusual)}, and {failed.message}"
+    return msgspec.structs.replace(failed, property_name=NAME, message=message)
+
+
+def _failed(experiment: Experiment, judge: Judge) -> Verdict | None:
+    return next((verdict for verdict in judge(experiment) if not verdict.passed), None)
+
+
+def accepted(trial: ContractTrial, names: tuple[str, ...]) -> str:
+    """Return in words which form a target accepted, with the parameters whose arguments had it."""
+    of = f" as {' and '.join(names)}" if names else ""
+    return f"{trial.words}{of} is accepted"
+
 
 LAUNCH_PROPERTIES: Final = (
     "sanitizers",
@@ -27,14 +74,6 @@ LAUNCH_PROPERTIES: Final = (
     "nothing_else_written",
 )
 """The properties of the first launch, in the order of checking."""
-
-MODULES: Final[dict[RelationKind, ModuleType]] = {
-    "exact": exact_relations,
-    "bounded": bounded_relations,
-    "absent": absent_features,
-}
-"""The module with the functions of each kind of relation."""
-
 
 Second: TypeAlias = Callable[[str, Experiment], Comparison]
 """Returns the second launch of a relation, and what it must give."""
@@ -79,7 +118,7 @@ def failures_of_call(
 
 
 def _of_trial(experiment: Experiment, second: Second) -> Verdict:
-    return contracts.of_trial(experiment, lambda launched: _verdicts(launched, None, second, ()))
+    return of_trial(experiment, lambda launched: _verdicts(launched, None, second, ()))
 
 
 def _verdicts(experiment: Experiment, relation: str | None, second: Second, extra: Extra) -> Iterator[Verdict]:
@@ -134,7 +173,7 @@ def check_relation(name: str, experiment: Experiment) -> Verdict:
 
 def comparison_of(name: str, experiment: Experiment) -> Comparison:
     """Return the second launch of one relation, and what it must give."""
-    comparison: Comparison = getattr(MODULES[RELATIONS[name].kind], name)(experiment)
+    comparison: Comparison = getattr(relation_launches, name)(experiment)
     return comparison
 
 

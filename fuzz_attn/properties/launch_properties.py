@@ -14,8 +14,7 @@ import torch
 
 from fuzz_attn.backends.backend import Observation
 from fuzz_attn.inputs.output_tensors import OutputTensor, same_bytes
-from fuzz_attn.inputs.storage import elements_in
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import bits_of, elements_in
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.error_bound import probability_dtype, probability_unit, stored_bound, sum_units, value_unit

@@ -19,9 +19,8 @@ from msgspec import structs
 from fuzz_attn.case.aspects import FEATURES, FEATURES_OF, MASK_FEATURES, Feature, all_features_of, with_feature
 from fuzz_attn.case.attention_case import AttentionCase, replace, replace_layout, translated
 from fuzz_attn.case.domain import Domain, beside
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import INNER_STRIDES, Sequence, Strides
+from fuzz_attn.case.parts import INNER_STRIDES, Sequence, Strides, is_fp8
 from fuzz_attn.case.recipes import CAUSAL, Full, PoisonRecipe, SlotPoison, TablePoison
 from fuzz_attn.errors import CaseError
 

@@ -1,4 +1,7 @@
-"""The report of one failure: the reason, the minimal case, the worst elements and the command that replays it."""
+"""The report of one failure: the reason, the minimal case, the worst elements, the command that replays it, and why.
+
+What the kernel did wrong is explained in words, and the weights that show it are drawn as a heatmap.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,18 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.counterexamples.trust import needs_trust
-from fuzz_attn.engine.failures.contract_rows import others_in_words
+from fuzz_attn.counterexamples import Counterexample, needs_trust
+from fuzz_attn.engine.failures.triage import others_in_words
+from fuzz_attn.forensics.explanation import Explanation, FirstOperation, Heatmap
 from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.report.printing import count, text_of, whole
@@ -191,3 +195,122 @@ def elements_table(worst: tuple[Element, ...]) -> Table:
         numbers = (f"{float(element.actual):.9g}", f"{float(element.expected):.9g}", f"{float(element.bound):.3g}")
         table.add_row(*(str(number) if number >= 0 else "" for number in place), *numbers)
     return table
+
+
+BLOCKS: Final = "▁▂▃▄▅▆▇█"
+"""Weights by their share of the largest weight of the row."""
+Weights: TypeAlias = tuple[float, ...]
+"""The weights of a row."""
+NOTHING: Final = "·"
+HIDDEN: Final = " "
+UNREAD: Final = "?"
+EDGE: Final = "│"
+SAME: Final = 0.02
+"""Weights closer than this share of the row's largest one are drawn as equal."""
+
+
+def render_heatmap(heatmap: Heatmap) -> RenderableType:
+    """Return both grids, the weights that the kernel used above the right ones, with what they show."""
+    scores = ", with all scores equal" * heatmap.uniform
+    title = f"Weights of head {heatmap.head} in sequence {heatmap.sequence}{scores}"
+    legend = (
+        f"A column is a key, a bar its weight beside the largest of the row, {NOTHING} a weight of 0; {EDGE} is the "
+        "edge of what the row sees. Red bars are wrong."
+    )
+    return Group(
+        Text(title, "bold"),
+        *_grid(heatmap, heatmap.actual, "used"),
+        *_grid(heatmap, heatmap.expected, "right"),
+        Text(legend, "dim"),
+    )
+
+
+def _grid(heatmap: Heatmap, weights: tuple[Weights, ...], name: str) -> list[RenderableType]:
+    lines: list[RenderableType] = [_axis(heatmap, name)]
+    for number, query in enumerate(heatmap.queries):
+        rows = heatmap.actual[number], heatmap.expected[number]
+        largest = max((*rows[0], *rows[1]), default=0.0)
+        lines.append(_row(f"query {query}", weights[number], rows, heatmap.visible[number], largest))
+    return lines
+
+
+def _axis(heatmap: Heatmap, name: str) -> Text:
+    """Return the numbers of the keys, one in eight, above their columns."""
+    columns = len(heatmap.expected[0]) if heatmap.expected else 0
+    numbers = ""
+    for column in range(columns):
+        key = heatmap.first_key + column
+        if key % 8 == 0 or column == 0:
+            numbers = numbers.ljust(2 * column + 1)[: 2 * column + 1] + str(key)
+    return whole(f"{name:>10} ", "cyan").append(numbers, "dim not bold")
+
+
+def _row(
+    name: str,
+    weights: tuple[float, ...],
+    both: tuple[tuple[float, ...], tuple[float, ...]],
+    visible: str,
+    largest: float,
+) -> Text:
+    line = whole(f"{name:>10} ", "default")
+    before = "0"
+    for weight, used, right, seen in zip(weights, *both, visible, strict=True):
+        line.append(EDGE if seen != before else " ", "yellow")
+        wrong = abs(used - right) > SAME * largest
+        line.append(_glyph(weight, largest, seen), "bold red" if wrong else "green")
+        before = seen
+    return line.append(EDGE if before == "1" else "", "yellow")
+
+
+def _glyph(weight: float, largest: float, seen: str) -> str:
+    if weight < 0:
+        return UNREAD
+    share = weight / largest if largest > 0 else 0.0
+    if share < 0.01:
+        return NOTHING if seen == "1" else HIDDEN
+    return BLOCKS[min(len(BLOCKS) - 1, int(share * len(BLOCKS)))]
+
+
+def render_explanation(explanation: Explanation) -> RenderableType:
+    """Return the findings, the most telling first, the larger case that they are about, if so, and the weights."""
+    parts: list[RenderableType] = []
+    for number, finding in enumerate(explanation.findings):
+        title = "Why" if number == 0 else "Also"
+        parts.append(whole("").append(f"{title}: {finding.reason}", "bold red" if number == 0 else "bold"))
+        parts.append(Text(f"  {finding.words}"))
+    if explanation.repair is not None:
+        parts.append(Text(f"{explanation.repair.sentence}."))
+        parts.append(Text(f"  {explanation.repair.source}", "dim"))
+    if explanation.longer:
+        parts.append(Text(f"Seen in a larger case of the same kind: {explanation.longer}"))
+    if explanation.only_with:
+        parts.append(Text(f"It is {explanation.only_with}."))
+    if explanation.operation is not None:
+        parts += _operation(explanation.operation)
+    if explanation.heatmap is not None:
+        parts.append(render_heatmap(explanation.heatmap))
+    parts.append(Text(f"Found with {count(explanation.launches, 'more launch', 'more launches')}.", "dim"))
+    return Group(*parts)
+
+
+def _operation(found: FirstOperation) -> Iterator[RenderableType]:
+    """Yield the first operation that differs from a healthy kernel, or why none is named."""
+    title = "Compared with the healthy kernel"
+    if found.site:
+        title = f"First operation that differs: {_short(found.site)}"
+        yield whole("").append(title, "bold").append(f", {found.where}")
+        yield Text(f"  {found.source}")
+    else:
+        yield whole("").append(title, "bold")
+    yield Text(f"  {found.words}")
+    for words, lines in (("Only here", found.own_lines), ("Only in the healthy kernel", found.healthy_lines)):
+        for line in lines:
+            yield Text(f"  {words}: {_short(line)}")
+    for note in found.notes:
+        yield Text(f"  Also: {note}")
+
+
+def _short(line: str) -> str:
+    """Return a line with the last part of its file's path only."""
+    place, colon, text = line.partition(": ")
+    return place.rpartition("/")[2] + colon + text

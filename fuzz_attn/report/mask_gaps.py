@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 import msgspec
 from rich.console import Console
 
-from fuzz_attn.backends import mask_coverage
-from fuzz_attn.backends.mask_coverage import Mask, Outcome, TargetCoverage
+from fuzz_attn.backends import kernel_coverage
+from fuzz_attn.backends.kernel_coverage import Mask, Outcome, TargetCoverage
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.operations.registry import FAMILIES, FamilyName
 from fuzz_attn.report.printing import count, show, whole
@@ -84,7 +84,7 @@ def gaps(masks: Iterable[Mask], target: str) -> tuple[Gap, ...]:
     The gap lists the outcomes that nothing explains. Where everything is explained, it lists all of them with the
     explanation.
     """
-    return tuple(_gap(mask, target) for mask in mask_coverage.missing(masks))
+    return tuple(_gap(mask, target) for mask in kernel_coverage.missing(masks))
 
 
 def _gap(mask: Mask, target: str) -> Gap:

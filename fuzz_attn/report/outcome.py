@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz_attn.case.contract_trial import trial_of
-from fuzz_attn.engine.failures.contract_rows import others_in_words
-from fuzz_attn.engine.failures.triage import class_of, has_place
+from fuzz_attn.engine.failures.triage import class_of, has_place, others_in_words
 from fuzz_attn.engine.listeners.results import LEAST_JUDGED, FoundFailure, RunReport
 from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.report.failure import command_for, only_here

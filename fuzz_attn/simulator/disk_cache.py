@@ -14,7 +14,6 @@ import json
 import marshal
 import os
 import re
-import stat
 import tempfile
 import time
 import zlib
@@ -26,8 +25,9 @@ import msgspec
 import triton
 
 from fuzz_attn import ttir
+from fuzz_attn.foreign_files import obstacle_to
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.codegen.statements import Origin
+from fuzz_attn.simulator.codegen.source_tree import Origin
 from fuzz_attn.ttir.ir import Location, Type
 from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
 
@@ -127,24 +127,6 @@ def _decode(data: bytes) -> Program:
         shared=stored.shared,
         code=code,
     )
-
-
-def obstacle_to(folder: Path) -> str:
-    """Make a folder whose code may be executed, because only this user can write to it; return why it cannot, if so."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        status = folder.stat()
-    except OSError as error:
-        return f"{folder} cannot be made: {error.strerror}"
-    if not stat.S_ISDIR(status.st_mode):
-        return f"{folder} is no folder"
-    if status.st_uid != os.geteuid():
-        return f"{folder} belongs to another user"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"other users may write to {folder}"
-    return ""
 
 
 class DiskCache:

@@ -17,8 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fuzz_attn.simulator.access_checks import Buffer
-from fuzz_attn.simulator.findings import FindingKind, Reporter
+from fuzz_attn.simulator.access_checks import Buffer, FindingKind, Reporter
 
 Array = npt.NDArray[Any]
 

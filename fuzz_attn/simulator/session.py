@@ -20,21 +20,18 @@ import torch
 
 from fuzz_attn.denormals import kept_denormals
 from fuzz_attn.errors import LoweringError, SimulatorError, UnsupportedOperation
-from fuzz_attn.simulator.access_checks import EmptyWatcher, Layout, RaceTracker, Shadows
+from fuzz_attn.simulator.access_checks import EmptyWatcher, Finding, FindingKind, Layout, RaceTracker, Shadows
 from fuzz_attn.simulator.codegen.program import Plan, Program
-from fuzz_attn.simulator.execution import Run
-from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.execution import Run, keep_freed_memory
 from fuzz_attn.simulator.order import DEFAULT_WARPS
-from fuzz_attn.simulator.process_memory import keep_freed_memory
 from fuzz_attn.simulator.runtime.elementwise import Seen
 from fuzz_attn.simulator.runtime.float_formats import STORAGE
 from fuzz_attn.simulator.runtime.memory import Memory
 from fuzz_attn.simulator.simulator import Simulator, definition_of
 from fuzz_attn.simulator.torch_compat import modes_disabled
-from fuzz_attn.ttir.argument_types import Bound, grid_of
 from fuzz_attn.ttir.ir import Function, Location
 from fuzz_attn.ttir.kernel_arithmetic import KernelArithmetic
-from fuzz_attn.ttir.lowering import SCALAR_TYPES, TORCH_TYPES
+from fuzz_attn.ttir.lowering import SCALAR_TYPES, TORCH_TYPES, Bound, grid_of
 from fuzz_attn.ttir.triton_compat import is_gluon, launches_replaced, reinterpreted_type
 
 _VIEWED: Final = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}

@@ -9,14 +9,11 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from fuzz_attn.errors import SimulatorError, UnsupportedOperation
 from fuzz_attn.simulator.codegen.generator import NO_EXTENSION, Extension, generate
-from fuzz_attn.simulator.codegen.program import Program
+from fuzz_attn.simulator.codegen.program import Masks, Program
 from fuzz_attn.simulator.disk_cache import DiskCache, key_of
-from fuzz_attn.simulator.mask_outcomes import Masks
-from fuzz_attn.simulator.process_memory import collection_paused, with_room
-from fuzz_attn.ttir.argument_types import Binder, Bound, text_of
-from fuzz_attn.ttir.ir import Function, Location
-from fuzz_attn.ttir.lowering import Lowering, translations
-from fuzz_attn.ttir.parser import parse_module
+from fuzz_attn.simulator.execution import collection_paused, with_room
+from fuzz_attn.ttir.ir import Function, Location, parse_module
+from fuzz_attn.ttir.lowering import Binder, Bound, Lowering, text_of, translations
 from fuzz_attn.ttir.triton_compat import python_function, source_digest, source_of
 
 Rewrite: TypeAlias = Callable[[Function], Function]

@@ -18,19 +18,17 @@ from fuzz_attn.errors import LoopLimitError, LoweringError, UnknownValueError
 from fuzz_attn.simulator.access_checks import Shadows
 from fuzz_attn.simulator.codegen.access_plans import offset_of
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler
-from fuzz_attn.simulator.codegen.expressions import Constant, call, constant
-from fuzz_attn.simulator.codegen.generator import Extension
-from fuzz_attn.simulator.codegen.operations.table import HANDLERS
+from fuzz_attn.simulator.codegen.generator import HANDLERS, Extension
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.codegen.statements import Assign, Do
+from fuzz_attn.simulator.codegen.source_tree import Assign, Constant, Do, call, constant
 from fuzz_attn.simulator.codegen.terms import KnownRange, Term
 from fuzz_attn.simulator.formulas import SHAPES, Array, Read, number_of, ranked, reshaped
 from fuzz_attn.simulator.recorder import launch_line
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER
 from fuzz_attn.simulator.session import memory_of, scalars
 from fuzz_attn.simulator.simulator import Rewrite, Simulator
-from fuzz_attn.ttir.argument_types import Bound
 from fuzz_attn.ttir.ir import Block, Function, Location, Operation, Type, Value
+from fuzz_attn.ttir.lowering import Bound
 from fuzz_attn.ttir.triton_compat import python_function
 
 _SWITCH: Final = "switch_value"

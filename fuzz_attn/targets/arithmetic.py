@@ -13,9 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from fuzz_attn.case.dtypes import DTypeName, is_fp8
-from fuzz_attn.case.parts import DTypes
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES
+from fuzz_attn.case.parts import DTypeName, DTypes, is_fp8
+from fuzz_attn.inputs.storage import TORCH_DTYPES
 from fuzz_attn.oracle.rounding_model import InputPrecision, RoundingModel
 from fuzz_attn.oracle.roundings import unit_roundoff
 from fuzz_attn.targets.target import Target

@@ -8,8 +8,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from fuzz_attn.binding.matching import PUBLISHED
 from fuzz_attn.binding.promises import expressible
-from fuzz_attn.binding.published import PUBLISHED
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.recipes import LogSumExp

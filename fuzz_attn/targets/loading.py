@@ -1,36 +1,199 @@
-"""Loading: finds a target by its name, its entry point, its module or its file."""
+"""Loading: finds a target by its name, entry point, module or file, or in a package that is not installed."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import reprlib
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
+from msgspec.structs import asdict
+from msgspec.structs import replace as changed
 
-from fuzz_attn.binding.binding import Binding, Constant, python_value
+from fuzz_attn.binding.binding import DECORATED, Binding, Constant, arguments_of, binding_of, python_value, signature_of
 from fuzz_attn.binding.matching import match_of
 from fuzz_attn.binding.promises import declared, domain_of, stated_features
-from fuzz_attn.binding.signature import DECORATED, arguments_of, signature_of
+from fuzz_attn.case.parts import MOST_CONFIGURATIONS
 from fuzz_attn.errors import BindingError, DomainError, FuzzAttnError, TargetError
 from fuzz_attn.foreign_files import target_points
-from fuzz_attn.targets.autotuned import configurations_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
+from fuzz_attn.targets.importing import Folder, answers_of, import_published
 from fuzz_attn.targets.process_state import restored_process_state, target_defaults
-from fuzz_attn.targets.published.importing import Folder, answers_of, import_published
-from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, known_binding, place_of, with_known
 from fuzz_attn.targets.target import Target
 
 if TYPE_CHECKING:
     from fuzz_attn.case.domain import Domain
     from fuzz_attn.case.families import Family
+
+_REQUIREMENT: Final = re.compile(r"(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!_-]*)")
+_DOTTED: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_WHEEL_FORM: Final = "PACKAGE==VERSION:module:function"
+_CHECKOUT_FORM: Final = "FOLDER::module:function"
+_BY_PARAMETER = ("roles", "constants", "tensors", "sizes")
+
+
+@dataclass(frozen=True)
+class WheelPlace:
+    """A function in a published wheel: ``vllm==0.33.0:vllm.v1.attention.ops.prefix_prefill:context_attention_fwd``."""
+
+    package: str
+    version: str
+    module: str
+    attribute: str
+
+
+@dataclass(frozen=True)
+class CheckoutPlace:
+    """A function in a checkout: ``path/to/repo::module:function``."""
+
+    folder: Path
+    module: str
+    attribute: str
+
+
+def place_of(spec: str) -> WheelPlace | CheckoutPlace | None:
+    """Return the place that a specification names, None if it names an installed module, a file or a known name.
+
+    Raises :class:`TargetError` where it is incomplete.
+    """
+    if "::" in spec:
+        folder, _, rest = spec.partition("::")
+        module, attribute = _module_and_attribute(rest, spec, _CHECKOUT_FORM)
+        if not Path(folder).is_dir():
+            raise TargetError(f"target={spec!r}: folder {folder!r} does not exist")
+        return CheckoutPlace(Path(folder).resolve(), module, attribute)
+    if "==" in spec:
+        requirement, _, rest = spec.partition(":")
+        found = _REQUIREMENT.fullmatch(requirement)
+        if found is None:
+            raise TargetError(f"target={spec!r} must be {_WHEEL_FORM}, with one exact version")
+        return WheelPlace(found["package"], found["version"], *_module_and_attribute(rest, spec, _WHEEL_FORM))
+    return None
+
+
+def _module_and_attribute(text: str, spec: str, form: str) -> tuple[str, str]:
+    module, _, attribute = text.partition(":")
+    if not _DOTTED.fullmatch(module) or not _DOTTED.fullmatch(attribute):
+        raise TargetError(f"target={spec!r} must be {form}")
+    return module, attribute
+
+
+def known_binding(place: WheelPlace | CheckoutPlace | None, family: str | None = None) -> Binding | None:
+    """Return the binding of a published launcher; None where nothing is known of it.
+
+    A table of the file is named by a pattern of ``module:function``; of several the first counts, or with ``family``
+    the first of that family, where there is one.
+    """
+    if place is None:
+        return None
+    name = f"{place.module}:{place.attribute}"
+    fitting = [binding for pattern, binding in _known_binding().items() if fnmatchcase(name, pattern)]
+    of_family = [binding for binding in fitting if family is not None and binding.family == family]
+    return next(iter(of_family + fitting), None)
+
+
+@cache
+def _known_binding() -> dict[str, Binding]:
+    tables = tomllib.loads(resources.files(__package__).joinpath("bindings.toml").read_text(encoding="utf-8"))
+    return {pattern: binding for pattern, table in tables.items() if (binding := binding_of(table)) is not None}
+
+
+def with_known(known: Binding | None, stated: Binding | None, family: str | None) -> Binding | None:
+    """Return what a user states, completed by what is known; the user's wins, and a whole binding stays as it is."""
+    if known is None or (stated is not None and stated.whole):
+        return stated
+    if family is not None:
+        known = changed(known, family=None)
+    if stated is None:
+        return known
+    named = {name for field in _BY_PARAMETER for name in getattr(stated, field)}
+    changes = {}
+    for field, value in asdict(stated).items():
+        own = getattr(known, field)
+        if isinstance(value, dict) and isinstance(own, dict):
+            kept = {key: each for key, each in own.items() if field not in _BY_PARAMETER or key not in named}
+            changes[field] = kept | value
+        elif value != getattr(_NOTHING, field):
+            changes[field] = value
+    return changed(known, **changes)
+
+
+_NOTHING = Binding()
+
+
+def configurations_of(call: Callable[..., object]) -> int:
+    """Return the most configurations of an autotuner that a callable names, or a function that it calls; 1 without any.
+
+    Only functions of the callable's own package, or file, are followed. A kernel that is found in another way, for
+    example in a table, is not seen.
+    """
+    if "triton" not in sys.modules:
+        return 1
+    from fuzz_attn.ttir.triton_compat import configurations_in  # noqa: PLC0415 - imports Triton
+
+    return min(MOST_CONFIGURATIONS, max((1, *map(configurations_in, _reached(call)))))
+
+
+def _reached(call: Callable[..., object]) -> Iterator[object]:
+    """Yield what the functions name that a callable leads to, each once."""
+    seen: set[int] = set()
+    waiting: list[object] = [call]
+    own = str(getattr(call, "__module__", "")).partition(".")[0]
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        function = found.__func__ if isinstance(found, MethodType) else getattr(found, "__wrapped__", found)
+        function = function if isinstance(function, FunctionType) else _called(found)
+        if function is not None and str(function.__module__).partition(".")[0] == own:
+            waiting += _named_in(function)
+
+
+def _called(found: object) -> FunctionType | None:
+    """Return the function of an object that is called as one, such as a module of torch or an instance of a class."""
+    kind = found if isinstance(found, type) else type(found)
+    for name in ("forward", "__call__"):
+        function = vars(kind).get(name)
+        if isinstance(function, FunctionType):
+            return function
+    return None
+
+
+def _named_in(function: FunctionType) -> Iterator[object]:
+    """Yield the globals, variables of outer functions and attributes of modules that a function names."""
+    names = {name for code in _codes_of(function.__code__) for name in code.co_names}
+    found = [function.__globals__[name] for name in names if name in function.__globals__]
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # a variable that has no value yet
+            continue
+    yield from found
+    for module in found:
+        if isinstance(module, ModuleType):
+            yield from (vars(module)[name] for name in names if name in vars(module))
+
+
+def _codes_of(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes_of(constant)
+
 
 _MODULE_OF_FILE: Final = "fuzz_attn_target_{}"
 """The name of a module that was imported from a target's file."""
@@ -99,7 +262,7 @@ def _published(place: WheelPlace | CheckoutPlace) -> ModuleType:
     if isinstance(place, CheckoutPlace):
         tree = Folder(place.folder)
     else:
-        from fuzz_attn.targets.published.wheel import Wheel  # noqa: PLC0415 - imports requests, for a tenth of a second
+        from fuzz_attn.targets.wheel import Wheel  # noqa: PLC0415 - imports requests, for a tenth of a second
 
         tree = Wheel(place.package, place.version)
     return import_published(tree, place.module, answers_of(place.module.partition(".")[0]))

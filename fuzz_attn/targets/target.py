@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from fuzz_attn.binding.binding import Binding, Constant, binding_of, python_value
+from fuzz_attn.binding.binding import Binding, Constant, Signature, binding_of, format_of, python_value, signature_of
 from fuzz_attn.binding.call import Call, call_of
-from fuzz_attn.binding.layouts import format_of
 from fuzz_attn.binding.matching import Match, match_of
-from fuzz_attn.binding.signature import Signature, signature_of
 from fuzz_attn.case.aspects import Feature
 from fuzz_attn.case.cache_layout import CacheFormat
 from fuzz_attn.case.domain import Domain
@@ -23,8 +21,8 @@ from fuzz_attn.case.plain import shortened
 from fuzz_attn.errors import BindingError
 from fuzz_attn.inputs.tensors import AttentionTensors
 from fuzz_attn.oracle.rounding_model import RoundingModel
+from fuzz_attn.targets.gpu_answers import gpu_answers
 from fuzz_attn.targets.process_state import restored_process_state, target_defaults
-from fuzz_attn.targets.published.gpu_answers import gpu_answers
 
 
 class Called(NamedTuple):

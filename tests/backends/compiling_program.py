@@ -25,13 +25,13 @@ from triton.compiler import CompilationError
 from fuzz_attn.backends.compiler import CompilerBackend
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import LaunchHints, Sequence
-from fuzz_attn.engine.compiling.rehearsal import Rehearsal, known_kernels
+from fuzz_attn.engine.rehearsal import Rehearsal, known_kernels
 from fuzz_attn.errors import NotCompiledInterrupt
 from fuzz_attn.inputs import storage
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.operations.attention.drawing import shared_round
+from fuzz_attn.targets.gpu_answers import gpu_answers
 from fuzz_attn.targets.loading import load_target
-from fuzz_attn.targets.published.gpu_answers import gpu_answers
 from fuzz_attn.ttir.compiler_compat import WantedKernel, only_compiled_kernels
 
 GPU_ALIGNMENT: Final = 512

@@ -14,7 +14,7 @@ from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.operations.calls.call_case import Call, CallSequence
-from fuzz_attn.operations.calls.lent_memory import Block
+from fuzz_attn.operations.calls.call_experiment import Block
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

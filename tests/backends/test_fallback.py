@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.cli.main import main
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Order, Setup
@@ -77,7 +77,7 @@ def test_the_summary_counts_the_cases_that_the_simulator_cannot_run(
 def test_a_backend_without_sanitizers_does_not_report_their_findings_as_fixed() -> None:
     folder = Path(__file__).parents[1] / "counterexamples" / "unified"
     path = folder / "store_beyond_head.json"
-    assert counterexample.load(path).verdict.property_name == "sanitizers"
+    assert counterexamples.load(path).verdict.property_name == "sanitizers"
     assert [entry.status for entry in replay((path,))] == ["FIXED"]
     assert [entry.status for entry in replay((path,), backend="interpreter", in_process=True)] == ["UNSEEN"]
 
@@ -86,7 +86,7 @@ def test_a_backend_without_sanitizers_does_not_report_their_findings_as_fixed() 
 def test_a_finding_that_the_backend_cannot_detect_fails_its_replay(
     marked: Literal["open", "fixed"], exit_status: int, tmp_path: Path
 ) -> None:
-    known = counterexample.load(Path(__file__).parents[1] / "counterexamples" / "unified" / "store_beyond_head.json")
+    known = counterexamples.load(Path(__file__).parents[1] / "counterexamples" / "unified" / "store_beyond_head.json")
     path = tmp_path / "case.json"
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(known, status=marked)))
     done = CliRunner().invoke(main, ["replay", "--backend", "interpreter", "--in-process", str(path)])
@@ -96,7 +96,7 @@ def test_a_finding_that_the_backend_cannot_detect_fails_its_replay(
 
 def test_a_wrong_output_is_fixed_on_either_backend(tmp_path: Path) -> None:
     path = tmp_path / "case.json"
-    known = counterexample.load(Path(__file__).parents[1] / "counterexamples" / "unified" / "window_too_long.json")
+    known = counterexamples.load(Path(__file__).parents[1] / "counterexamples" / "unified" / "window_too_long.json")
     path.write_bytes(msgspec.json.encode(known))
     assert [entry.status for entry in replay((path,), backend="simulator")] == ["FIXED"]
     assert [entry.status for entry in replay((path,), backend="interpreter", in_process=True)] == ["FIXED"]

@@ -31,8 +31,8 @@ from typing import Any, Final
 
 from fuzz_attn.backends.gpus import visible_gpus
 from fuzz_attn.case.families import FAMILIES
-from fuzz_attn.counterexamples.counterexample import environment_of
-from fuzz_attn.engine.run.run_plan import available_cores, system
+from fuzz_attn.counterexamples import environment_of
+from fuzz_attn.engine.run_plan import available_cores, system
 
 SCRIPTS: Final = Path(__file__).parent / "gpu"
 START_SECONDS: Final = 11.0

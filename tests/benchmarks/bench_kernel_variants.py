@@ -18,16 +18,16 @@ import torch
 from fuzz_attn.backends.compiler import CompilerBackend
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.compiling.compiler import FIRST_KERNELS, LATER_KERNELS
-from fuzz_attn.engine.compiling.rehearsal import Rehearsal, compile_most
-from fuzz_attn.engine.compiling.rounds import CASES
+from fuzz_attn.engine.compiler import FIRST_KERNELS, LATER_KERNELS
+from fuzz_attn.engine.rehearsal import Rehearsal, compile_most
+from fuzz_attn.engine.rounds import CASES
 from fuzz_attn.engine.schedule import ON_GPU, play_round, play_shared_round
 from fuzz_attn.operations.attention.drawing import SharedRound, shared_round
 from fuzz_attn.operations.operation import derived_seed
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES
+from fuzz_attn.targets.gpu_answers import gpu_answers
 from fuzz_attn.targets.loading import load_target
-from fuzz_attn.targets.published.gpu_answers import gpu_answers
 from fuzz_attn.ttir.compiler_compat import KernelKey, WantedKernel
 
 SEED = 1

@@ -47,9 +47,8 @@ from faults import (  # type: ignore[import-not-found] # beside this script
 
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.calibration.easy_cases import plain_case, sizes
-from fuzz_attn.case.attention_case import AttentionCase
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey
 from fuzz_attn.case.attention_case import replace as replace_case
-from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Order, Setup
@@ -63,7 +62,7 @@ from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.properties.experiment import Experiment, Launch
 from fuzz_attn.properties.few_values import few_values
 from fuzz_attn.properties.launch_properties import oracle
-from fuzz_attn.strategies.budgets import MOST_CACHE_ELEMENTS
+from fuzz_attn.strategies.batches import MOST_CACHE_ELEMENTS
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.draws import Sample

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn import counterexamples
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.case_judge import CaseJudge, load
 from fuzz_attn.engine.failures.reduction import allowed, changed
 from fuzz_attn.engine.failures.triage import class_of, failures_of
@@ -54,7 +54,7 @@ def main() -> None:
     shown = lost = 0
     for folder in map(Path, sys.argv[1:]):
         files = sorted(path for path in folder.rglob("*.json") if not path.name.startswith("contract"))
-        saved = [counterexample.load(path) for path in files if path.parent.parent.name == "counterexamples"]
+        saved = [counterexamples.load(path) for path in files if path.parent.parent.name == "counterexamples"]
         if not saved:
             continue
         judge = load(Setup(saved[0].target, family=saved[0].family, binding=saved[0].binding, backend="simulator"))

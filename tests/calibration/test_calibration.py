@@ -10,11 +10,11 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.binding.binding import Binding, binding_of, read_binding
 from fuzz_attn.calibration.easy_cases import plain_case, sizes
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.case_judge import load
 from fuzz_attn.engine.orders import Ready, Setup
 from fuzz_attn.engine.replay import replay
@@ -171,7 +171,7 @@ def test_counterexample_replays_with_the_binding_that_found_it(campaign: Callabl
     stated = binding_of({"roles": ROLES, "layout": "heads_first", "window": "left"})
     results = campaign("", setup=Setup(f"{FILE}:half_too_large", binding=stated), max_cases=5)
     path = Path(results.failures[0].path)
-    saved = counterexample.load(path).binding
+    saved = counterexamples.load(path).binding
     assert saved is not None
     assert saved.whole
     assert saved.roles["asks"] == "query"
@@ -208,14 +208,14 @@ def test_a_saved_failure_is_played_where_calibration_fails(campaign: Callable[..
     (played,) = again.failures
     assert (played.saved, played.path) == (True, found.path)
     assert any(note.startswith(f"it is called as {found.path} says, because target=") for note in again.notes)
-    saved = counterexample.load(Path(found.path))
+    saved = counterexamples.load(Path(found.path))
     for beside in ({"constants": {"softmax_scale": 1.0}}, {"rounding": {"p": "half"}}, {"domain": {"fp8": False}}):
-        counterexample.overwrite(
+        counterexamples.overwrite(
             msgspec.structs.replace(saved, binding=binding_of({"layout": "rows", **beside})), Path(found.path)
         )
         with pytest.raises(FuzzAttnError, match="is not used, because it chooses values or what counts as wrong"):
             campaign("", setup=setup, max_cases=3)
-    counterexample.overwrite(saved, Path(found.path))
+    counterexamples.overwrite(saved, Path(found.path))
     file.write_text(DOUBLED.format(path=path, factor=1))
     assert not campaign("", setup=setup, max_cases=3).failures
 

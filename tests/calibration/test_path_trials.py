@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from fuzz_attn.binding.binding import Binding, binding_of, read_binding
-from fuzz_attn.calibration import path_trials
+from fuzz_attn.calibration import calibrate
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.cli.targets import print_binding
 from fuzz_attn.engine.case_judge import load
@@ -26,7 +26,7 @@ FILE: Final = Path(__file__).parents[1] / "sample_targets" / "with_flags.py"
 @pytest.fixture(autouse=True)
 def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let trials end on a machine that is busy, too."""
-    monkeypatch.setattr(path_trials, "SECONDS", 300.0)
+    monkeypatch.setattr(calibrate, "SECONDS", 300.0)
 
 
 def ready_of(name: str, stated: dict[str, Any] | Binding | None = None) -> Ready:

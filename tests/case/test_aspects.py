@@ -26,14 +26,12 @@ from fuzz_attn.case.aspects import (
     all_features_of,
     with_feature,
 )
-from fuzz_attn.case.attention_case import AttentionCase, inexpressible, replace
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey, inexpressible, replace
 from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import DTypes, LaunchHints, PageLayout, Sequence
+from fuzz_attn.case.parts import DTypeName, DTypes, LaunchHints, PageLayout, Sequence
 from fuzz_attn.errors import CaseError
 from fuzz_attn.operations.attention.refusals import ATTRIBUTES, value_of_key, values_within
 from fuzz_attn.strategies.cases import cases

@@ -8,8 +8,7 @@ from typing import get_args
 import pytest
 
 from fuzz_attn.case.cache_layout import ROWS, SPLIT, CacheFormat, Page
-from fuzz_attn.case.dtypes import DTYPES, DTypeName
-from fuzz_attn.case.parts import CacheArrangement, HeadLayout, Strides
+from fuzz_attn.case.parts import DTYPES, CacheArrangement, DTypeName, HeadLayout, Strides
 
 HEADS = HeadLayout(num_kv_heads=2, head_size=16)
 

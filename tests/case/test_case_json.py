@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case import attention_case, compile_key, parts, recipes
-from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case import attention_case, parts, recipes
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey, replace
 from fuzz_attn.case.case_fields import CaseFields
-from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
@@ -39,7 +38,7 @@ ANY = st.sampled_from(
 STRUCTS = sorted(
     {
         member
-        for module in (attention_case, compile_key, parts, recipes)
+        for module in (attention_case, parts, recipes)
         for member in vars(module).values()
         if inspect.isclass(member) and issubclass(member, Plain) and not member.__name__.startswith("_")
     }

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case import attention_case
 from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS, AttentionCase
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, LaunchHints, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.errors import CaseError
 from fuzz_attn.inputs.storage import GUARD_BYTES, storage_bytes

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fuzz_attn.case.aspects import FEATURES_OF, all_features_of
 from fuzz_attn.case.attention_case import AttentionCase, inexpressible
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import DTYPES, FP8_DTYPES, WIDE_DTYPES, DType, DTypeName
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.inputs.tensor_types import NUMPY_DTYPES, TORCH_DTYPES
+from fuzz_attn.case.parts import DTYPES, FP8_DTYPES, WIDE_DTYPES, DType, DTypeName
+from fuzz_attn.inputs.storage import NUMPY_DTYPES, TORCH_DTYPES
 from fuzz_attn.strategies.cases import cases
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)

@@ -20,13 +20,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.aspects import FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import Family
-from fuzz_attn.cli.campaigns import Request, parts
 from fuzz_attn.cli.main import main
+from fuzz_attn.cli.run import Request, parts
 from fuzz_attn.cli.targets import domain_table
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.orders import Ready
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.report.printing import text_of
@@ -67,8 +67,8 @@ def save(folder: Path, case: AttentionCase) -> Save:
 
     def saved(target: str = "torch_attention.py:last_row_unwritten", kind: str = "mismatch", where: str = "a") -> Path:
         verdict = msgspec.convert({"property_name": "oracle", "kind": kind, "message": "as it was"}, Verdict)
-        found = counterexample.signed(target, "unified", None, case, verdict)
-        return counterexample.save(found, folder / "tests" / "counterexamples" / where)
+        found = counterexamples.signed(target, "unified", None, case, verdict)
+        return counterexamples.save(found, folder / "tests" / "counterexamples" / where)
 
     return saved
 
@@ -442,9 +442,9 @@ def test_mark_needs_a_reason_for_a_known_failure(call: Call, save: Save) -> None
         assert refused.exit_code == 2
         assert "needs --reference '#12' and --because 'waits for the next release'" in refused.stderr
     assert call("mark", str(path), "fixed", *why).exit_code == 2
-    assert counterexample.load(path).status == "open"
+    assert counterexamples.load(path).status == "open"
     assert call("mark", str(path), "known", *why).exit_code == 0
-    found = counterexample.load(path)
+    found = counterexamples.load(path)
     assert (found.status, found.reference, found.because) == ("known", "#7", "waits for a release")
     assert call("mark", str(path), "fixed").exit_code == 0
-    assert counterexample.load(path).reference == ""
+    assert counterexamples.load(path).reference == ""

@@ -19,7 +19,7 @@ from fuzz_attn.case.plain import LONGEST_NAME, shortened
 from fuzz_attn.cli.guard import INTERNAL_ERROR, Program, SturdyStream
 from fuzz_attn.cli.main import main
 from fuzz_attn.cli.options import exits
-from fuzz_attn.counterexamples.counterexample import save, signed
+from fuzz_attn.counterexamples import save, signed
 from fuzz_attn.engine.run_folder import folder_name
 from fuzz_attn.oracle.verdict import Verdict
 from fuzz_attn.report.run_documents import append_markdown, save_junit

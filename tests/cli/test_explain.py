@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import msgspec
 from click.testing import CliRunner
 
+from fuzz_attn import counterexamples
 from fuzz_attn.cli.main import main
-from fuzz_attn.counterexamples import counterexample
 
 FAILURE = Path(__file__).parents[1] / "counterexamples" / "unified" / "window_too_long.json"
 
@@ -36,8 +36,8 @@ def test_a_case_that_passes_has_nothing_to_explain() -> None:
 
 
 def test_an_untrusted_target_is_not_imported(tmp_path: Path) -> None:
-    found = msgspec.structs.replace(counterexample.load(FAILURE), target="elsewhere.py:f")
-    path = counterexample.save(found, tmp_path)
+    found = msgspec.structs.replace(counterexamples.load(FAILURE), target="elsewhere.py:f")
+    path = counterexamples.save(found, tmp_path)
     result = CliRunner().invoke(main, ["explain", str(path)])
     assert result.exit_code == 2
     assert "--trust" in result.stderr

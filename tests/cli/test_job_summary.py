@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.counterexamples.counterexample import signed
+from fuzz_attn.counterexamples import signed
 from fuzz_attn.engine.listeners.results import FoundFailure, RunReport
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.oracle.verdict import Verdict

@@ -13,7 +13,7 @@ import pytest
 from fuzz_attn import pytest_plugin
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples.counterexample import signed
+from fuzz_attn.counterexamples import signed
 from fuzz_attn.engine import campaign
 from fuzz_attn.engine.campaign import Plan
 from fuzz_attn.engine.events import Emit, FailureFound, Finished

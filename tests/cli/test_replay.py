@@ -17,16 +17,16 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from fuzz_attn import counterexamples
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence
 from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.cli.main import main
-from fuzz_attn.counterexamples import counterexample, trust
-from fuzz_attn.counterexamples.trust import is_installed
+from fuzz_attn.counterexamples import is_installed
 from fuzz_attn.foreign_files import ENTRY_POINT_GROUP
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.report import terminal
+from fuzz_attn.report import summary
 from fuzz_attn.report.printing import save_picture
 
 TARGETS = Path(__file__).parents[1] / "sample_targets"
@@ -59,8 +59,8 @@ def save(folder: Path, case: AttentionCase) -> Save:
 
     def saved(name: str, target: str = "torch_attention.py:unified_attention", relation: str | None = None) -> Path:
         verdict = Verdict("oracle", "mismatch", "as it was")
-        found = counterexample.signed(target, "unified", relation, case, verdict)
-        path = counterexample.save(found, folder / "saved")
+        found = counterexamples.signed(target, "unified", relation, case, verdict)
+        path = counterexamples.save(found, folder / "saved")
         return path.rename(folder / "saved" / name)
 
     return saved
@@ -103,7 +103,7 @@ def test_a_failure_counts_more_than_a_bad_file(save: Save, folder: Path) -> None
 def test_a_mark_hides_no_other_failure(save: Save, folder: Path) -> None:
     path, report = save("a.json", "torch_attention.py:last_row_unwritten"), folder / "report.md"
     marks = {"status": "known", "reference": "#7", "because": "waits"}
-    counterexample.overwrite(msgspec.structs.replace(counterexample.load(path), **marks), path)
+    counterexamples.overwrite(msgspec.structs.replace(counterexamples.load(path), **marks), path)
     result = replay("--trust", "--annotations", "--markdown", report, path)
     assert result.exit_code == 1
     assert result.stdout.startswith("CHANGED")
@@ -116,7 +116,7 @@ def test_a_mark_hides_no_other_failure(save: Save, folder: Path) -> None:
 def test_a_limit_of_a_launch_ends_a_hang_and_the_wait_is_shown(
     save: Save, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal, "PIPE_SECONDS", 0.2)
+    monkeypatch.setattr(summary, "PIPE_SECONDS", 0.2)
     (folder / "sleeps.py").write_text(SLEEPS)
     result = replay("--trust", "--launch-limit", "2", save("a.json", "sleeps.py:sleeps"))
     assert result.exit_code == 1
@@ -189,7 +189,7 @@ def test_a_case_that_the_target_does_not_promise_is_no_failure(
     (folder / "limited.py").write_text(LIMITED.replace("{limits}", limits))
     path = save("a.json", "limited.py:limited")
     case = AttentionCase(**({"sequences": (Sequence(3, 9),)} | changes))
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexample.load(path), case=case)))
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexamples.load(path), case=case)))
     result = replay("--trust", path, *in_process)
     if lacking:
         assert result.exit_code == 0, result.output
@@ -258,7 +258,7 @@ HOSTILE = {
 def test_a_file_runs_no_command(command: str, target: str, save: Save, folder: Path, in_process: Options) -> None:
     """A file that names an installed function and chooses its arguments, or those of a constructor."""
     path = save("a.json", target)
-    found = msgspec.structs.replace(counterexample.load(path), binding=HOSTILE[target])
+    found = msgspec.structs.replace(counterexamples.load(path), binding=HOSTILE[target])
     path.write_bytes(msgspec.json.encode(found))
     options = {"replay": in_process, "export": ("--script", "script.py")}.get(command, ())
     result = CliRunner().invoke(main, [command, str(path), *options])
@@ -286,7 +286,7 @@ def test_a_file_does_not_choose_what_the_users_own_target_gets(
 ) -> None:
     target = "torch_attention.py:unified_attention"
     path = save("a.json", target)
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexample.load(path), binding=binding)))
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexamples.load(path), binding=binding)))
     options = {"replay": in_process, "export": ("--script", "script.py")}.get(command, ())
     result = CliRunner().invoke(main, [command, str(path), "--target", target, *options])
     reason = f"its binding chooses what the target gets ({chosen}): add --binding FILE with your own, or --trust"
@@ -298,7 +298,7 @@ def test_a_binding_that_only_says_how_is_used(save: Save, folder: Path, in_proce
     target = "torch_attention.py:unified_attention"
     path = save("a.json", target)
     binding = Binding(layout="rows", window="pair", off={"window": (-1, -1)})
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexample.load(path), binding=binding)))
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexamples.load(path), binding=binding)))
     assert replay(path, "--target", target, *in_process).exit_code == 0
 
 
@@ -306,7 +306,7 @@ def test_a_built_in_target_takes_no_binding_of_the_user(save: Save, folder: Path
     """Each command that takes one says so; the binding of a file for another target is left out."""
     (folder / "how.toml").write_text('layout = "rows"\n')
     built_in, other = save("a.json", "unified"), save("b.json")
-    file = msgspec.structs.replace(counterexample.load(other), binding=Binding(layout="rows"))
+    file = msgspec.structs.replace(counterexamples.load(other), binding=Binding(layout="rows"))
     other.write_bytes(msgspec.json.encode(file))
     reason = "binding={'layout': 'rows'} must not be stated for target='unified', which is built in"
     for arguments in (
@@ -353,7 +353,7 @@ def test_an_entry_point_of_an_installed_package_is_trusted_unless_the_current_fo
     hidden: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points = [point for point in entry_points(group="console_scripts") if point.name == "f2py"]
-    monkeypatch.setattr(trust, "target_points", lambda: points)
+    monkeypatch.setattr(counterexamples, "target_points", lambda: points)
     if hidden:
         (folder / "numpy.py").write_text("")
     monkeypatch.syspath_prepend(str(folder))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.oracle.verdict import Verdict
 
 TARGETS = Path(__file__).parents[1] / "sample_targets"
@@ -30,7 +30,7 @@ def debugged(**given):
 def test_prints_and_breakpoints_work(tmp_path: Path, case: AttentionCase) -> None:
     (tmp_path / "debugged.py").write_text(DEBUGGED)
     wrong = msgspec.convert({"property_name": "oracle", "kind": "unwritten", "message": ""}, Verdict)
-    path = counterexample.save(counterexample.signed("debugged.py:debugged", "unified", None, case, wrong), tmp_path)
+    path = counterexamples.save(counterexamples.signed("debugged.py:debugged", "unified", None, case, wrong), tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [SCRIPT, "replay", path.name, "--trust", "--in-process"]
     done = subprocess.run(

@@ -10,17 +10,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, Step
+from fuzz_attn.counterexamples import Counterexample, Step
 from fuzz_attn.engine.events import WHOLE_RUN, CaseJudged, CaseNotCompiled, Finished, RoundCompiled
 from fuzz_attn.engine.listeners.statistics import PLAIN, CountedRefusal, Statistics, Tally, merged
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.operations.registry import operation_of
-from fuzz_attn.oracle.verdict import Element, Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Element, Refusal, Verdict
 from fuzz_attn.report import failure, summary
 from fuzz_attn.report.printing import count, show, text_of, whole
 
@@ -70,7 +69,7 @@ Replay it
 
 @pytest.fixture
 def found() -> Counterexample:
-    return counterexample.signed("some.package.attention:unified_attention", "unified", "determinism", SMALL, WRONG)
+    return counterexamples.signed("some.package.attention:unified_attention", "unified", "determinism", SMALL, WRONG)
 
 
 def test_failure_report(found: Counterexample) -> None:
@@ -138,7 +137,7 @@ def test_few_slopes_biases_and_sinks_are_listed() -> None:
     ]
     many = replace(biased, heads=HeadLayout(1, 17, 4), sequences=(Sequence(5),))
     assert operation_of(many).numbers(many) == []
-    text = failure.plain_text(counterexample.signed("mine", "unified", None, biased, WRONG))
+    text = failure.plain_text(counterexamples.signed("mine", "unified", None, biased, WRONG))
     assert " sink values  1, 1, 1, 1\n" in text
 
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from fuzz_attn.binding.binding import read_binding
 from fuzz_attn.cli import run as run_module
-from fuzz_attn.cli.campaigns import Request
 from fuzz_attn.cli.main import main
+from fuzz_attn.cli.run import Request
 from fuzz_attn.errors import SettingsError
 from fuzz_attn.settings import NO_DEFAULTS, Settings, load_settings
 

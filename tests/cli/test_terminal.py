@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn import counterexamples
+from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, Environment, signed
+from fuzz_attn.counterexamples import Counterexample, Elsewhere, Environment, signed
 from fuzz_attn.engine.events import (
     CaseJudged,
     Event,
@@ -32,15 +32,14 @@ from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport,
 from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
 from fuzz_attn.engine.orders import Order, Ready
 from fuzz_attn.errors import OutputError
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 from fuzz_attn.report import run_documents
-from fuzz_attn.report import terminal as terminal_module
+from fuzz_attn.report import summary as terminal_module
 from fuzz_attn.report.failure import certainty, command_for
 from fuzz_attn.report.outcome import failures_list, outcome, status_of
 from fuzz_attn.report.printing import safe, show, text_of
 from fuzz_attn.report.run_documents import save_junit
-from fuzz_attn.report.terminal import Terminal
+from fuzz_attn.report.summary import Terminal
 
 HOSTILE = "[bold]wrong[/] \x1b]0;title\x07 \x1b[2J :smile: \r\x9b31m"
 SHOWN = r"[bold]wrong[/] \x1b]0;title\x07 \x1b[2J :smile: \x0d\x9b31m"
@@ -352,7 +351,7 @@ def test_one_bug_in_two_files_keeps_those_from_before_the_run(saved: bool, tmp_p
     paths = [tmp_path / name for name in ("a.json", "b.json")]
     found = msgspec.structs.replace(failure(), confirmation="confirmed", shrunk=True, trigger=("window",))
     for path in paths:
-        counterexample.overwrite(found, path)
+        counterexamples.overwrite(found, path)
     twice = (FailureFound(0, number, found, str(path), saved=saved) for number, path in enumerate(paths))
     report = one_for_each_bug(report_after(*twice))
     assert [path.exists() for path in paths] == [True, saved]

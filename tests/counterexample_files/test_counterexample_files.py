@@ -20,7 +20,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.case.recipes import SinkRecipe
-from fuzz_attn.counterexamples.counterexample import (
+from fuzz_attn.counterexamples import (
     LARGEST_BYTES,
     SCHEMA,
     Counterexample,

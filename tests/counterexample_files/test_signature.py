@@ -14,7 +14,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
-from fuzz_attn.counterexamples.counterexample import signature_of
+from fuzz_attn.counterexamples import signature_of
 from fuzz_attn.errors import CaseError
 from fuzz_attn.oracle.verdict import Element, Verdict
 from fuzz_attn.strategies.cases import cases

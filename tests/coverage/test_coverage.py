@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from fuzz_attn.backends import mask_coverage
-from fuzz_attn.backends.mask_coverage import OUTCOMES, Mask, TargetCoverage
+from fuzz_attn.backends import kernel_coverage
+from fuzz_attn.backends.kernel_coverage import OUTCOMES, Mask, TargetCoverage
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.cli.main import main
@@ -35,32 +35,32 @@ def changed(mask: Mask, **changes: object) -> Mask:
 
 
 def test_outcomes_have_one_order() -> None:
-    assert get_args(mask_coverage.Outcome) == OUTCOMES
+    assert get_args(kernel_coverage.Outcome) == OUTCOMES
 
 
 def test_records_of_a_mask_merge() -> None:
     other = changed(STORE, seen=("mixed",))
-    assert mask_coverage.merged([other, STORE]) == (changed(STORE, seen=("all true", "mixed")),)
-    assert mask_coverage.merged([STORE, STORE]) == (STORE,)
+    assert kernel_coverage.merged([other, STORE]) == (changed(STORE, seen=("all true", "mixed")),)
+    assert kernel_coverage.merged([STORE, STORE]) == (STORE,)
 
 
 @pytest.mark.parametrize("change", [{"ordinal": 1}, {"kind": "load"}, {"line": 8}, {"kernel": "b"}, {"text": "moved"}])
 def test_different_masks_stay_separate_in_source_order(change: dict[str, object]) -> None:
     other = changed(STORE, **change)
-    assert mask_coverage.merged([other, STORE]) == tuple(sorted((STORE, other), key=lambda mask: mask.place))
+    assert kernel_coverage.merged([other, STORE]) == tuple(sorted((STORE, other), key=lambda mask: mask.place))
 
 
 def test_missing_outcomes_are_listed() -> None:
     branch = changed(STORE, kind="branch", several=False, seen=("all true", "all false"))
     complete = changed(STORE, line=9, seen=OUTCOMES)
-    (mask,) = mask_coverage.missing([branch, STORE, complete])
+    (mask,) = kernel_coverage.missing([branch, STORE, complete])
     assert mask.missing == ("all false", "mixed")
 
 
 def test_mask_can_be_mixed_if_one_compilation_has_several_elements() -> None:
     single = changed(STORE, several=False, seen=("all true", "all false"))
-    assert mask_coverage.missing([single]) == ()
-    assert [mask.missing for mask in mask_coverage.missing([single, STORE])] == [("mixed",)]
+    assert kernel_coverage.missing([single]) == ()
+    assert [mask.missing for mask in kernel_coverage.missing([single, STORE])] == [("mixed",)]
 
 
 def test_worker_sends_only_new_outcomes() -> None:
@@ -134,7 +134,7 @@ def test_run_writes_a_file_and_the_command_lists_its_gaps(tmp_path: Path, monkey
     (file,) = tmp_path.rglob("coverage.json")
     assert file.name in done.output
     found = json.loads(file.read_text())
-    assert found["schema"] == mask_coverage.SCHEMA
+    assert found["schema"] == kernel_coverage.SCHEMA
     (target,) = found["targets"]
     assert (target["target"], target["backend"], target["cases"]) == ("unified", "simulator", 20)
     assert "masks" not in json.loads((file.parent / "summary.json").read_text())
@@ -142,7 +142,7 @@ def test_run_writes_a_file_and_the_command_lists_its_gaps(tmp_path: Path, monkey
     assert [result.exit_code for result in listed] == [0, 0]
     assert listed[0].output == listed[1].output
     assert "kernels/common/query_blocks.py\nline  kernel " in listed[0].output
-    for mask, _, because in mask_gaps.gaps(mask_coverage.load(file)[0].masks, "unified"):
+    for mask, _, because in mask_gaps.gaps(kernel_coverage.load(file)[0].masks, "unified"):
         assert f"{mask.kernel}  " in listed[0].output
         assert f"  {because or mask.text}\n" in listed[0].output
 
@@ -150,7 +150,9 @@ def test_run_writes_a_file_and_the_command_lists_its_gaps(tmp_path: Path, monkey
 def test_listing_has_line_kernel_kind_outcomes_and_source(tmp_path: Path) -> None:
     second = changed(STORE, ordinal=1, seen=())
     complete = changed(STORE, line=9, seen=OUTCOMES)
-    place = mask_coverage.save([TargetCoverage("mine", "simulator", "no `f`", 1, (STORE, second, complete))], tmp_path)
+    place = kernel_coverage.save(
+        [TargetCoverage("mine", "simulator", "no `f`", 1, (STORE, second, complete))], tmp_path
+    )
     assert CliRunner().invoke(main, ["coverage", str(place)]).output == (
         "Mask coverage of mine, 1 case\n"
         "1 of 3 masks seen all true, all false and mixed; 2 lacking (2 never mixed)\n"
@@ -164,7 +166,7 @@ def test_listing_has_line_kernel_kind_outcomes_and_source(tmp_path: Path) -> Non
 
 
 def test_backend_without_masks_is_named(tmp_path: Path) -> None:
-    place = mask_coverage.save([TargetCoverage("mine", "interpreter", "", 5, ())], tmp_path)
+    place = kernel_coverage.save([TargetCoverage("mine", "interpreter", "", 5, ())], tmp_path)
     assert "No masks from interpreter" in CliRunner().invoke(main, ["coverage", str(place)]).output
 
 
@@ -179,9 +181,9 @@ def test_backend_without_masks_is_named(tmp_path: Path) -> None:
 )
 def test_other_files_are_refused_in_one_line(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
-        (tmp_path / mask_coverage.FILE_NAME).write_text(text)
+        (tmp_path / kernel_coverage.FILE_NAME).write_text(text)
     with pytest.raises(CoverageError, match=message):
-        mask_coverage.load(tmp_path)
+        kernel_coverage.load(tmp_path)
     result = CliRunner().invoke(main, ["coverage", str(tmp_path)])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
 

@@ -7,8 +7,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from fuzz_attn.backends import mask_coverage
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends import kernel_coverage
+from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.case.families import Family
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Setup
@@ -66,7 +66,7 @@ def test_nothing_is_explained_without_the_file(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_summary_line_counts_masks() -> None:
-    complete = msgspec.structs.replace(STORED, line=9, seen=mask_coverage.OUTCOMES)
+    complete = msgspec.structs.replace(STORED, line=9, seen=kernel_coverage.OUTCOMES)
     assert mask_gaps.summary_line((complete,), "mine") == "1 of 1 masks seen all true, all false and mixed"
     expected = "1 of 3 masks seen all true, all false and mixed; 1 explained; 1 lacking (1 never mixed)"
     assert mask_gaps.summary_line((STORED, UNEXPLAINED, complete), "unified") == expected
@@ -85,7 +85,7 @@ def test_stored_cases_leave_no_gap_and_contradict_no_explanation(
     with IsolatedWorker(Setup(family, backend="simulator")) as worker:
         answers = [worker.judge(order) for order in orders]
     assert all(answer.verdict.passed for answer in answers)
-    masks = mask_coverage.merged(mask for answer in answers for mask in answer.masks)
+    masks = kernel_coverage.merged(mask for answer in answers for mask in answer.masks)
     gaps = mask_gaps.gaps(masks, family)
     assert [(gap.mask.kernel, gap.mask.line, gap.mask.text, gap.missing) for gap in gaps if not gap.because] == []
     assert contradicted(masks, family) == []

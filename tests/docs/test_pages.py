@@ -12,7 +12,7 @@ from typing import Final, get_args
 import click
 import pytest
 
-from fuzz_attn.binding.published import PUBLISHED
+from fuzz_attn.binding.matching import PUBLISHED
 from fuzz_attn.cli.main import main
 from fuzz_attn.oracle.verdict import Kind
 from fuzz_attn.properties.check import LAUNCH_PROPERTIES

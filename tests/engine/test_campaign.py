@@ -12,8 +12,8 @@ from typing import Any, Self
 import msgspec
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine import campaign as campaign_module
 from fuzz_attn.engine import isolated_worker
 from fuzz_attn.engine.campaign import GRACE_SECONDS, launch_limit
@@ -22,7 +22,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.engine.replay import replay
-from fuzz_attn.engine.run.run_plan import share_of
+from fuzz_attn.engine.run_plan import share_of
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError
 from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.operations.operation import derived_seed
@@ -65,7 +65,7 @@ def test_a_wrong_target_is_found_shrunk_and_saved(name: str, campaign: Run, spec
     assert outcome.failure.verdict.property_name == WRONG[name]
     assert len(case.sequences) <= 2
     assert case.total_keys <= 64
-    assert counterexample.load(outcome.path) == outcome.failure
+    assert counterexamples.load(outcome.path) == outcome.failure
     assert outcome.failure.digest
     assert outcome.statistics.counterexamples == (str(outcome.path),)
     if name in REPLAYED:
@@ -222,7 +222,7 @@ def test_a_harness_that_fails_on_a_case_ends_the_campaign(fake: Fake, tmp_path: 
     with pytest.raises(FuzzAttnError, match="itself failed"):
         fake(broken, max_cases=30)
     assert sum(order.case.max_seq_len > 20 for order in judged) == 1, "a failure of the harness must not be shrunk"
-    assert counterexample.load(tmp_path / "run" / "journal-0.json").case == judged[-1].case
+    assert counterexamples.load(tmp_path / "run" / "journal-0.json").case == judged[-1].case
 
 
 class Clock:
@@ -297,7 +297,7 @@ def test_the_time_limit_holds_on_a_target_that_hangs(campaign: Run, ready: Ready
     assert outcome.statistics.unfinished == 1
     assert 1.0 < outcome.statistics.unfinished_seconds <= outcome.statistics.seconds == 30.0
     (journal,) = (tmp_path / "run").glob("journal-*.json")
-    assert counterexample.load(journal).case.max_seq_len > 8, "a case without a verdict stays"
+    assert counterexamples.load(journal).case.max_seq_len > 8, "a case without a verdict stays"
 
 
 class HangingWithSinks(FakeWorker):
@@ -367,7 +367,7 @@ def test_an_interrupt_saves_the_smallest_failure_so_far(fake: Fake, tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         fake(interrupted, max_cases=500)
     (path,) = (tmp_path / "counterexamples").rglob("*.json")
-    assert counterexample.load(path).case.max_seq_len > 20
+    assert counterexamples.load(path).case.max_seq_len > 20
 
 
 A_HANG = 1800.0
@@ -393,7 +393,7 @@ def test_a_killed_campaign_leaves_its_case_in_the_journal(spec: SpecOf, tmp_path
         time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    left = counterexample.load(journal)
+    left = counterexamples.load(journal)
     assert left.verdict.message == "the campaign itself ended while this case was running"
     assert left.target == spec("hangs")
     (replayed,) = replay((journal,), target=spec("unified_attention"), **IN_PROCESS)
@@ -402,7 +402,7 @@ def test_a_killed_campaign_leaves_its_case_in_the_journal(spec: SpecOf, tmp_path
 
 def _case_in(journal: Path) -> AttentionCase:
     try:
-        case: AttentionCase = counterexample.load(journal).case
+        case: AttentionCase = counterexamples.load(journal).case
         return case
     except Exception:  # noqa: BLE001 - it is being written
         return AttentionCase(sequences=())

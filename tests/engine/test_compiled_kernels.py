@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.engine.run.compiled_kernels import IN_USE_SECONDS, VARIABLE, compiled_kernels_in, prune
-from fuzz_attn.engine.run_folder import new_run_folder, output_folder
+from fuzz_attn.engine.run_folder import (
+    IN_USE_SECONDS,
+    TRITON_CACHE,
+    compiled_kernels_in,
+    new_run_folder,
+    output_folder,
+    prune_kernels,
+)
 
 DAY = 24 * 3600.0
 
@@ -31,7 +37,7 @@ def names(cache: Path) -> set[str]:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.delenv("TRITON_INTERPRET")
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(TRITON_CACHE, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +50,7 @@ def test_kernels_not_used_for_longest_are_deleted_but_none_of_the_last_day(
     for name, days in (("b", 3.0), ("c", 9.0), ("a", 0.5)):
         kernel(tmp_path, name, days)
     assert IN_USE_SECONDS == DAY
-    prune(tmp_path, most)
+    prune_kernels(tmp_path, most)
     assert names(tmp_path) == left
 
 
@@ -52,7 +58,7 @@ def test_a_kernel_that_was_read_counts_as_used(tmp_path: Path) -> None:
     for name in ("read", "left"):
         kernel(tmp_path, name, 9.0)
     os.utime(tmp_path / "read" / "kernel.cubin", times=(time.time() - 2 * DAY, time.time() - 9 * DAY))
-    prune(tmp_path, 100)
+    prune_kernels(tmp_path, 100)
     assert names(tmp_path) == {"read"}
 
 
@@ -60,18 +66,18 @@ def test_a_kernel_that_was_read_counts_as_used(tmp_path: Path) -> None:
 def test_nothing_is_kept_where_kernels_are_interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with compiled_kernels_in(tmp_path, "auto"):
-        assert VARIABLE not in os.environ
+        assert TRITON_CACHE not in os.environ
     with compiled_kernels_in(tmp_path, "cuda"):
-        assert VARIABLE in os.environ
+        assert TRITON_CACHE in os.environ
 
 
 @pytest.mark.usefixtures("gpu")
 def test_kernels_are_kept_and_pruned_in_the_output_folder(tmp_path: Path) -> None:
     kernel(tmp_path / "triton", "old", 9.0)
     with compiled_kernels_in(tmp_path, "auto", most_bytes=0):
-        assert os.environ[VARIABLE] == str(tmp_path / "triton")
+        assert os.environ[TRITON_CACHE] == str(tmp_path / "triton")
         assert names(tmp_path / "triton") == set()
-    assert VARIABLE not in os.environ
+    assert TRITON_CACHE not in os.environ
 
 
 @pytest.mark.usefixtures("gpu")
@@ -80,10 +86,10 @@ def test_a_place_that_the_user_chose_stays_and_is_pruned_in_the_output_folder_on
     place: str, left: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel(tmp_path / place, "old", 9.0)
-    monkeypatch.setenv(VARIABLE, str(tmp_path / place))
+    monkeypatch.setenv(TRITON_CACHE, str(tmp_path / place))
     with compiled_kernels_in(tmp_path / "out", "cuda", most_bytes=0):
-        assert os.environ[VARIABLE] == str(tmp_path / place)
-    assert os.environ[VARIABLE] == str(tmp_path / place)
+        assert os.environ[TRITON_CACHE] == str(tmp_path / place)
+    assert os.environ[TRITON_CACHE] == str(tmp_path / place)
     assert names(tmp_path / place) == left
 
 
@@ -98,6 +104,6 @@ def test_nothing_is_done_where_nothing_is_compiled(
     backend: str, gpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(TRITON_CACHE, raising=False)
     with compiled_kernels_in(tmp_path, backend):
-        assert VARIABLE not in os.environ
+        assert TRITON_CACHE not in os.environ

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.backends.mask_coverage import Mask, Outcome
+from fuzz_attn.backends.kernel_coverage import Mask, Outcome
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.counterexamples.counterexample import signed
+from fuzz_attn.counterexamples import signed
 from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureFound, Note, WorkerReady
 from fuzz_attn.engine.listeners.statistics import Novelty
 from fuzz_attn.engine.orders import Order, Ready

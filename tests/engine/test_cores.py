@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.engine.run.run_plan import available_cores
+from fuzz_attn.engine.run_plan import available_cores
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.workers.descendants import children_of, kill_with_descendants
+from fuzz_attn.workers.fork import children_of, kill_with_descendants
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
 
@@ -20,7 +20,7 @@ A_HANG = 600.0
 FORKS = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from fuzz_attn.workers.descendants import adopt_orphans
+from fuzz_attn.workers.fork import adopt_orphans
 from fuzz_attn.workers.fork import run_in_fork
 
 def detach():

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from fuzz_attn.engine import fuzz_run, shards
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
     CaseJudged,
@@ -24,26 +25,25 @@ from fuzz_attn.engine.events import (
     WorkerReady,
     time_to_fuzz,
 )
+from fuzz_attn.engine.fuzz_run import FuzzRun, run_and_log
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog, StatisticsLine, read_log, report_of
 from fuzz_attn.engine.listeners.statistics import Novelty
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run import fuzz_run, shards
-from fuzz_attn.engine.run.fuzz_run import FuzzRun, run_and_log
-from fuzz_attn.engine.run.news import NEWS_NAME
-from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
+from fuzz_attn.engine.run_plan import RunPlan, shard_plans
+from fuzz_attn.engine.shards import NEWS_NAME
 from fuzz_attn.errors import FuzzAttnError, OutputError
-from fuzz_attn.workers.fork_service import VARIABLE
+from fuzz_attn.workers.fork_server import VARIABLE
 
 SHARD = """
 import os, signal, sys, time
 from multiprocessing.connection import Connection
 import msgspec
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.counterexamples.counterexample import signed
+from fuzz_attn.counterexamples import signed
 from fuzz_attn.engine.events import *
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.engine.orders import Order, Ready
-from fuzz_attn.engine.run.run_plan import ShardPlan
+from fuzz_attn.engine.run_plan import ShardPlan
 from fuzz_attn.oracle.verdict import Verdict
 
 connection = Connection(int(sys.argv[-1]))
@@ -139,7 +139,7 @@ def test_a_failure_of_one_shard_is_news_for_the_others(run: Run, tmp_path: Path)
     """The beginning and the end of a failure are news, and the file of news is gone with the run."""
     script = """
 from pathlib import Path
-from fuzz_attn.engine.run.news import NEWS_NAME, NewsReader
+from fuzz_attn.engine.shards import NEWS_NAME, NewsReader
 ready()
 if number == 0:
     send(FailureFound(0, 0, found, "a.json", 1.5))
@@ -411,9 +411,9 @@ import os, sys, time
 from pathlib import Path
 from fuzz_attn.engine.events import WorkerReady
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run import shards
-from fuzz_attn.engine.run.fuzz_run import FuzzRun
-from fuzz_attn.engine.run.run_plan import RunPlan
+from fuzz_attn.engine import shards
+from fuzz_attn.engine.fuzz_run import FuzzRun
+from fuzz_attn.engine.run_plan import RunPlan
 
 folder = Path(sys.argv[1])
 

@@ -19,9 +19,8 @@ from fuzz_attn.engine import isolated_worker
 from fuzz_attn.engine.isolated_worker import COPIED, IsolatedWorker, Wait
 from fuzz_attn.engine.orders import Answer, Order, Setup
 from fuzz_attn.errors import FuzzAttnError, OutOfTimeError, TargetError
-from fuzz_attn.workers.fork_service import VARIABLE
-from fuzz_attn.workers.launch_clock import LaunchClock
-from fuzz_attn.workers.worker_process import KEPT_BYTES, WorkerProcess
+from fuzz_attn.workers.fork_server import VARIABLE
+from fuzz_attn.workers.worker_process import KEPT_BYTES, LaunchClock, WorkerProcess
 
 SHORT = AttentionCase(sequences=(Sequence(1),), heads=HeadLayout(head_size=4))
 

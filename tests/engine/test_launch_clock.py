@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from fuzz_attn.workers.launch_clock import (
+from fuzz_attn.workers.worker_process import (
     COMPILE_SECONDS,
     COMPILES_SECONDS,
     FIRST_LOOK_SECONDS,

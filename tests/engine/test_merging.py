@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, signed
+from fuzz_attn.counterexamples import Counterexample, signed
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
     CaseJudged,
@@ -33,12 +33,11 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, DistributionsLine, EventLog, read_log, report_of
 from fuzz_attn.engine.listeners.results import FoundFailure
+from fuzz_attn.engine.merging import MergedRun, merge, united
 from fuzz_attn.engine.orders import Order, Ready, Setup
-from fuzz_attn.engine.run.merging import MergedRun, merge, united
-from fuzz_attn.engine.run.run_plan import RunPlan, shard_plans
+from fuzz_attn.engine.run_plan import RunPlan, shard_plans
 from fuzz_attn.errors import MergeError
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 
 PLAIN = AttentionCase((Sequence(1, 16),), softmax_scale=0.25)
 WINDOW = replace(PLAIN, window=4)
@@ -173,7 +172,7 @@ def test_a_merged_log_is_the_log_of_one_run(merged: Merged, tmp_path: Path) -> N
     for failure in run.report.failures:
         path = Path(failure.path)
         assert path.parent == tmp_path / "merged" / "counterexamples" / "slug"
-        assert counterexample.load(path) == failure.counterexample
+        assert counterexamples.load(path) == failure.counterexample
     assert run.report.statistics.counterexamples == tuple(sorted(failure.path for failure in run.report.failures))
 
 
@@ -188,10 +187,10 @@ def test_a_status_given_to_a_merged_file_stays(merged: Merged, tmp_path: Path) -
     run = merged(events_of(Part(), [(3, (0,))]))
     assert run.report.exit_status == 1
     (failure,) = run.report.failures
-    counterexample.overwrite(BUGS[2], Path(failure.path))
+    counterexamples.overwrite(BUGS[2], Path(failure.path))
     (again,) = merge([tmp_path / "part-0"], tmp_path / "merged")
     assert again.report.exit_status == 0
-    assert counterexample.load(Path(again.report.failures[0].path)) == BUGS[2]
+    assert counterexamples.load(Path(again.report.failures[0].path)) == BUGS[2]
 
 
 def test_a_file_that_turns_out_to_be_another_failure_is_deleted(merged: Merged, tmp_path: Path) -> None:
@@ -350,7 +349,7 @@ def test_another_failure_of_a_known_case_is_not_lost() -> None:
 def test_a_mark_of_a_merged_file_covers_its_class_only(merged: Merged, tmp_path: Path) -> None:
     run = merged(events_of(Part(1, 2), [(3, (0,))]))
     (failure,) = run.report.failures
-    counterexample.overwrite(BUGS[2], Path(failure.path))
+    counterexamples.overwrite(BUGS[2], Path(failure.path))
     crash = msgspec.structs.replace(BUGS[0], verdict=Verdict("oracle", "crash", "died"))
     events = [*events_of(Part(2, 2), [(3, ())])[:-1], FailureFound(0, 0, crash, "c.json", 0.5), Finished(WHOLE_RUN, 3)]
     (run,) = merge([write(tmp_path / "other", events)], tmp_path / "merged")

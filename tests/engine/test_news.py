@@ -12,10 +12,10 @@ import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples.counterexample import signed
+from fuzz_attn.counterexamples import signed
 from fuzz_attn.engine.events import FailureChanged, FailureFound, ignore
 from fuzz_attn.engine.failures.life import FailureLives
-from fuzz_attn.engine.run.news import NEWS_NAME, NewsFile, NewsReader, is_news
+from fuzz_attn.engine.shards import NEWS_NAME, NewsFile, NewsReader, is_news
 from fuzz_attn.oracle.verdict import Verdict
 
 
@@ -73,7 +73,7 @@ def test_a_damaged_line_is_skipped(damaged: bytes, path: Path) -> None:
 def test_a_line_after_one_that_was_cut_off_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that was full for a moment has cut the first one off."""
     news = NewsFile(path)
-    write = "fuzz_attn.engine.run.news.os.write"
+    write = "fuzz_attn.engine.shards.os.write"
     with monkeypatch.context() as patched:
         real = os.write
         patched.setattr(write, lambda file, text: real(file, text[:30]))

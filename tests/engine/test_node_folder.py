@@ -8,12 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-from fuzz_attn.engine.run.ray_actor import LOCK, YOUNG_SECONDS, node_folder
+from fuzz_attn.engine.ray_actor import LOCK, YOUNG_SECONDS, node_folder
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from fuzz_attn.engine.run.ray_actor import node_folder
+from fuzz_attn.engine.ray_actor import node_folder
 with node_folder(Path(sys.argv[1])) as folder:
     (folder / "file").touch()
     print(folder, flush=True)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from ray.cluster_utils import Cluster
 
-from fuzz_attn.counterexamples import counterexample
+from fuzz_attn import counterexamples
 from fuzz_attn.engine.events import CaseJudged, Event, Finished, Note, WorkerReady
+from fuzz_attn.engine.fuzz_run import FuzzRun, run_and_log
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run.fuzz_run import FuzzRun, run_and_log
-from fuzz_attn.engine.run.ray_shards import RayCluster, RayShards
-from fuzz_attn.engine.run.run_plan import RunPlan
+from fuzz_attn.engine.ray_shards import RayCluster, RayShards
+from fuzz_attn.engine.run_plan import RunPlan
 from fuzz_attn.errors import FuzzAttnError
 
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -134,7 +134,7 @@ def test_each_bug_is_reported_once_and_saved_here(cluster: Cluster, tmp_path: Pa
     assert failure.done
     path = Path(failure.path)
     assert path.is_relative_to(tmp_path / "counterexamples")
-    assert counterexample.load(path) == failure.counterexample
+    assert counterexamples.load(path) == failure.counterexample
     assert [*(tmp_path / "counterexamples").rglob("*.json")] == [path]
     saved = path.read_bytes()
     again = run_and_log(plan_in(tmp_path, spec("window_one_too_long"), seed=2, max_cases=4), shards=shards_of(plan))

@@ -12,13 +12,12 @@ import pytest
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.binding.binding import binding_of
-from fuzz_attn.calibration.broken_promises import BrokenPromises
-from fuzz_attn.calibration.easy_cases import sizes
+from fuzz_attn.calibration.easy_cases import BrokenPromises, sizes
+from fuzz_attn.case.aspect_table import NotDrawn
 from fuzz_attn.case.aspects import FEATURES_OF, all_features_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.not_drawn import NotDrawn
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Strides
 from fuzz_attn.case.parts import Sequence as Tokens
 from fuzz_attn.case.recipes import ConstantValues, Override, SinkRecipe
@@ -39,7 +38,7 @@ from fuzz_attn.operations.attention.refusals import (
     Rules,
 )
 from fuzz_attn.operations.operation import FULL_ROUND, Probe
-from fuzz_attn.properties.refusal import NOT_REDUCED, Refusal
+from fuzz_attn.oracle.verdict import NOT_REDUCED, Refusal
 from fuzz_attn.report.printing import text_of
 from fuzz_attn.report.summary import combinations_in_words, render
 from fuzz_attn.targets.loading import load_target

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.events import (
     CaseJudged,
     CaseRefused,
@@ -25,8 +25,7 @@ from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog, report_of
 from fuzz_attn.engine.listeners.results import Results, one_for_each_bug
 from fuzz_attn.engine.listeners.statistics import Statistics, merged
 from fuzz_attn.engine.orders import Order, Ready
-from fuzz_attn.oracle.verdict import Kind, Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Kind, Refusal, Verdict
 
 CASE = AttentionCase((Sequence(1, 3),))
 PASSED, WRONG = Verdict("oracle", ratio=0.5), Verdict("oracle", "mismatch", "wrong", ratio=7.0)
@@ -37,7 +36,7 @@ NOT_UNITED = frozenset(("seed", "shrinking_now", "outcomes"))
 
 
 def found_with(kind: Kind = "mismatch", **changes: Any) -> Counterexample:
-    found = counterexample.signed("t", "unified", None, CASE, Verdict("oracle", kind, "wrong"))
+    found = counterexamples.signed("t", "unified", None, CASE, Verdict("oracle", kind, "wrong"))
     return msgspec.structs.replace(found, **({"confirmation": "confirmed", "shrunk": True} | changes))
 
 
@@ -108,12 +107,12 @@ def test_a_failure_keeps_its_cases_whatever_its_file_is_called() -> None:
 
 
 def test_of_two_files_of_one_bug_that_from_before_the_run_stays(tmp_path: Path) -> None:
-    old, new = counterexample.save(found_with(), tmp_path), counterexample.save(found_with(), tmp_path)
+    old, new = counterexamples.save(found_with(), tmp_path), counterexamples.save(found_with(), tmp_path)
     results = Results()
     results(CaseJudged(0, "search", Order(CASE), (WRONG,), 0.1))
     results(FailureFound(0, 0, found_with(trigger=("a context", "sinks")), str(old), saved=True))
     results(FailureFound(1, 0, found_with(trigger=("a context",)), str(new)))
-    older = counterexample.save(found_with(), tmp_path)
+    older = counterexamples.save(found_with(), tmp_path)
     results(FailureFound(0, 1, found_with(trigger=("a context",)), str(older), saved=True))
     left = one_for_each_bug(results.report())
     assert old.exists()

@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.case.parts import DTypes, Sequence
-from fuzz_attn.cli.campaigns import exit_status
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.cli.run import exit_status
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.events import (
     CaseExcused,
     CaseJudged,
@@ -32,8 +32,7 @@ from fuzz_attn.engine.events import (
 from fuzz_attn.engine.listeners.event_log import EventLog, report_of
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug, united_with_other_runs
 from fuzz_attn.engine.orders import Order, Ready
-from fuzz_attn.oracle.verdict import Kind, Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Kind, Refusal, Verdict
 from fuzz_attn.report import run_documents
 from fuzz_attn.report.outcome import cause, failures_list, outcome
 from fuzz_attn.report.printing import text_of
@@ -51,7 +50,7 @@ def failed(*kinds: Kind, phase: Phase = "search", case: AttentionCase = CASE) ->
 
 
 def found(kind: Kind = "mismatch", case: AttentionCase = CASE) -> Counterexample:
-    return counterexample.signed("t", "unified", None, case, Verdict("oracle", kind, "wrong"))
+    return counterexamples.signed("t", "unified", None, case, Verdict("oracle", kind, "wrong"))
 
 
 def report(*events: Event, target: str = "t") -> RunReport:
@@ -117,7 +116,7 @@ def test_of_two_failures_that_ended_as_each_other_one_stays(tmp_path: Path) -> N
     )
     (row,) = one_for_each_bug(result).failures
     assert (row.path, row.cases, result.exit_status) == (two, 3, 1)
-    assert counterexample.load(Path(two)) == row.counterexample, "its file is there again"
+    assert counterexamples.load(Path(two)) == row.counterexample, "its file is there again"
 
 
 def test_a_name_that_is_used_again_is_another_failure() -> None:
@@ -152,14 +151,14 @@ def of_contract(role: str) -> Counterexample:
     trial = ContractTrial("stepped", role)
     verdict = Verdict("contract", "mismatch", f"{trial.subject}: a form is accepted")
     case = msgspec.structs.replace(CASE, contract=trial)
-    return counterexample.signed("t", "unified", None, case, verdict)
+    return counterexamples.signed("t", "unified", None, case, verdict)
 
 
 def test_a_row_of_a_contract_names_the_other_arguments_also_in_its_file(tmp_path: Path) -> None:
     one, two = str(tmp_path / "a.json"), str(tmp_path / "b.json")
     lengths, table, sinks = map(of_contract, ("seq_lens", "block_table", "sinks"))
     for found_first, path in ((lengths, one), (sinks, two)):
-        counterexample.overwrite(found_first, Path(path))
+        counterexamples.overwrite(found_first, Path(path))
     result = report(
         *(FailureFound(0, 0, lengths, one), FailureFound(0, 1, table, "gone.json"), FailureFound(1, 0, sinks, two)),
         FailureChanged(0, 1, table, "gone.json", done=True, same_as=one, same=(0, 0)),
@@ -168,7 +167,7 @@ def test_a_row_of_a_contract_names_the_other_arguments_also_in_its_file(tmp_path
     (row,) = one_for_each_bug(result).failures
     also = "contract strides of block_table", "contract strides of sinks"
     assert (row.path, row.cases, sorted(row.counterexample.also)) == (one, 3, [*also])
-    assert counterexample.load(Path(one)) == row.counterexample
+    assert counterexamples.load(Path(one)) == row.counterexample
     assert not Path(two).exists()
     assert cause(row).endswith("; also strides of block_table, strides of sinks")
 
@@ -255,7 +254,7 @@ def in_window(keys: int, **fields: object) -> Counterexample:
 
 def test_two_runs_at_the_same_time_keep_one_file_of_a_bug(tmp_path: Path) -> None:
     ours, theirs = in_window(16), in_window(8)
-    paths = [str(counterexample.save(each, tmp_path)) for each in (ours, theirs)]
+    paths = [str(counterexamples.save(each, tmp_path)) for each in (ours, theirs)]
     results = [report(FailureFound(0, 0, each, path)) for each, path in zip((ours, theirs), paths, strict=True)]
     both = [united_with_other_runs(result, 0.0) for result in results]
     assert [[row.path for row in result.failures] for result in both] == [[paths[1]], [paths[1]]]
@@ -278,7 +277,7 @@ def test_two_runs_at_the_same_time_keep_one_file_of_a_bug(tmp_path: Path) -> Non
 def test_a_file_of_another_run_that_is_no_simpler_case_of_the_bug_changes_nothing(
     theirs: Counterexample, tmp_path: Path
 ) -> None:
-    path, other = (counterexample.save(each, tmp_path) for each in (in_window(16), theirs))
+    path, other = (counterexamples.save(each, tmp_path) for each in (in_window(16), theirs))
     result = report(FailureFound(0, 0, in_window(16), str(path)))
     assert united_with_other_runs(result, 0.0) == result
     assert path.exists()
@@ -286,14 +285,14 @@ def test_a_file_of_another_run_that_is_no_simpler_case_of_the_bug_changes_nothin
 
 
 def test_an_old_file_is_not_of_another_run(tmp_path: Path) -> None:
-    path, other = (counterexample.save(each, tmp_path) for each in (in_window(16), in_window(8)))
+    path, other = (counterexamples.save(each, tmp_path) for each in (in_window(16), in_window(8)))
     result = report(FailureFound(0, 0, in_window(16), str(path)))
     assert united_with_other_runs(result, other.stat().st_mtime + 1.0) == result
 
 
 def test_a_failure_names_every_line_that_its_smallest_case_shows() -> None:
     verdict = Verdict("sanitizers", "out_of_bounds", "out-of-bounds store at k.py:9", site="k.py:9")
-    example = counterexample.signed("t", "unified", None, CASE, verdict)
+    example = counterexamples.signed("t", "unified", None, CASE, verdict)
     example = msgspec.structs.replace(example, also=("sanitizer k.py:3", "output"))
     lines = [
         line.strip()

@@ -10,8 +10,7 @@ from random import Random
 import msgspec
 import pytest
 
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.parts import Strides

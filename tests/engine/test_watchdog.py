@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fuzz_attn.engine.run.watchdog import LATE_SECONDS, STILL_SECONDS, Watchdog, say_on_standard_error
+from fuzz_attn.engine.fuzz_run import LATE_SECONDS, STILL_SECONDS, Watchdog, say_on_standard_error
 
 
 class StillRun:

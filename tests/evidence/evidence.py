@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from fuzz_attn.backends.gpus import visible_gpus
-from fuzz_attn.engine.run.run_plan import available_cores
+from fuzz_attn.engine.run_plan import available_cores
 
 ROOT: Final = Path(__file__).parents[2]
 DATA: Final = Path(__file__).with_name("evidence.json")

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from fuzz_attn.targets.published.place import WheelPlace, known_binding
+from fuzz_attn.targets.loading import WheelPlace, known_binding
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]

@@ -12,7 +12,7 @@ import pytest
 
 from fuzz_attn.case.contract_trial import ContractTrial
 from fuzz_attn.operations.registry import FAMILIES
-from fuzz_attn.targets.published import place
+from fuzz_attn.targets import loading
 
 HERE = Path(__file__).parent
 MOST_LINES = 10
@@ -120,9 +120,9 @@ def test_what_binds_by_a_known_binding_has_one(matrix: ModuleType, launchers: li
 
 def test_each_known_binding_is_of_a_launcher_and_short(matrix: ModuleType, launchers: list[dict[str, str]]) -> None:
     names = [":".join(matrix.parts_of(each["spec"])[1:]) for each in launchers]
-    known: dict[str, Any] = place._known()
+    known: dict[str, Any] = loading._known_binding()
     assert not [pattern for pattern in known if not any(fnmatchcase(name, pattern) for name in names)]
-    text = (Path(str(place.__file__)).parent / "bindings.toml").read_text(encoding="utf-8")
+    text = (Path(str(loading.__file__)).parent / "bindings.toml").read_text(encoding="utf-8")
     for pattern in known:
         lines = [line for table in text.split("\n\n") if f'["{pattern}"' in table for line in table.splitlines()]
         assert len([line for line in lines if not line.startswith("#")]) <= MOST_LINES, pattern

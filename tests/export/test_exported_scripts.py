@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from fuzz_attn import counterexamples
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
@@ -34,7 +35,6 @@ from fuzz_attn.case.parts import (
 )
 from fuzz_attn.case.recipes import CAUSAL, AlibiRecipe, Custom, LogSumExp, Lookahead, PoisonRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.export.script import WIDTH, exported, wrapped
 from fuzz_attn.mutation.edited_kernels import kernels_folder
@@ -190,7 +190,7 @@ def save(
     """Save a counterexample to be exported."""
     fields = {"property_name": "oracle", "kind": "mismatch", "message": "as it was", **changes}
     family = case.last.family if isinstance(case, CallSequence) else case.family
-    found = counterexample.signed(spec, family, relation, case, msgspec.convert(fields, Verdict))
+    found = counterexamples.signed(spec, family, relation, case, msgspec.convert(fields, Verdict))
     found = msgspec.structs.replace(found, binding=binding)
     (folder / f"{name}.json").write_bytes(msgspec.json.encode(found))
 
@@ -200,7 +200,7 @@ def export(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_INTERPRET", os.environ["TRITON_INTERPRET"])  # which this changes
         for path in sorted(folder.glob("*.json")):
-            found = counterexample.load(path)
+            found = counterexamples.load(path)
             exported(found, found.target, found.binding).save(path.with_suffix(".py"))
 
 
@@ -331,7 +331,7 @@ def test_scripts_of_files_find_each_kind_of_failure(
 def test_scripts_say_why_and_what_the_failure_needs(case: AttentionCase, scripts: Path, kernels: Path) -> None:
     why = "window: query 0 of sequence 0 attends key 1"
     save(scripts, "a", f"{kernels / 'torch_attention.py'}:poison_leaks", case, explanation=why)
-    found = counterexample.load(scripts / "a.json")
+    found = counterexamples.load(scripts / "a.json")
     needing = msgspec.structs.replace(found, trigger=("sliding window", "at least 2 keys"))
     (scripts / "a.json").write_bytes(msgspec.json.encode(needing))
     export(scripts)

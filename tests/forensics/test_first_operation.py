@@ -13,7 +13,7 @@ from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples.counterexample import save, signed
+from fuzz_attn.counterexamples import save, signed
 from fuzz_attn.engine.replay import explanation_of
 from fuzz_attn.forensics.first_operation import first_operation
 from fuzz_attn.oracle.verdict import Verdict

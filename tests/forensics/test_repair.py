@@ -20,7 +20,7 @@ from fuzz_attn.forensics.repair import is_of_loop, place_of
 from fuzz_attn.forensics.repaired import contradicts, is_chance, with_repair
 from fuzz_attn.operations.attention.attention import Attention
 from fuzz_attn.properties.experiment import Experiment
-from fuzz_attn.report.explanation_text import render
+from fuzz_attn.report.failure import render_explanation
 from fuzz_attn.report.printing import text_of
 from fuzz_attn.simulator.formulas import in_words
 from fuzz_attn.simulator.switches import Launched
@@ -318,7 +318,7 @@ def test_a_change_is_said_with_its_line_and_its_launches() -> None:
         "(21 of 21 launches right, 9 of which were wrong)"
     )
     assert REPAIR.sentence == sentence
-    text = text_of(render(Explanation((Finding("soft cap", "wrong"),), repair=REPAIR)), width=200)
+    text = text_of(render_explanation(Explanation((Finding("soft cap", "wrong"),), repair=REPAIR)), width=200)
     assert f"{sentence}.\n  score = score / cap\n" in text
 
 

@@ -27,7 +27,7 @@ from fuzz_attn.forensics.explanation import (
     told_apart,
     without_numbers,
 )
-from fuzz_attn.report import explanation_text as report
+from fuzz_attn.report import failure as report
 from fuzz_attn.report.printing import text_of
 
 
@@ -151,7 +151,7 @@ def test_only_a_case_without_a_window_gets_one_without_a_limit() -> None:
 def test_the_heatmap_draws_bars_and_the_masks_edges() -> None:
     heatmap = Heatmap(0, 1, (0, 1), 0, 3, ((1.0, 0.0), (0.5, 0.5)), ((1.0, 0.0), (0.0, 1.0)), ("10", "01"))
     found = Explanation((Finding("window", "query 1 attends key 0"),), heatmap, 3)
-    assert text_of(report.render(found)).splitlines()[:9] == [
+    assert text_of(report.render_explanation(found)).splitlines()[:9] == [
         "Why: window",
         "  query 1 attends key 0",
         "Weights of head 1 in sequence 0",

@@ -1,6 +1,6 @@
 """Wrong slots: which arithmetic puts tokens where they are found."""
 
-from fuzz_attn.operations.cache_write.wrong_slots import Place, mistakes_of_slots
+from fuzz_attn.operations.cache_write.write_explain import Place, mistakes_of_slots
 
 BEHIND = [Place(token, slot, slot + 1, 16) for token, slot in enumerate((3, 9, 20))]
 

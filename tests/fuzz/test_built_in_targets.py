@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Setup
 from fuzz_attn.operations.registry import FAMILIES

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.counterexamples import counterexample
+from fuzz_attn import counterexamples
 from fuzz_attn.engine.replay import Replayed, replay
 
 FOLDER = Path(__file__).parent.parent / "counterexamples"
-FILES = tuple(counterexample.files_in((FOLDER,)))
+FILES = tuple(counterexamples.files_in((FOLDER,)))
 
 
 def test_there_are_counterexamples_to_replay() -> None:

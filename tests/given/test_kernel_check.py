@@ -9,16 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from fuzz_attn import FuzzAttnError, KernelError, cases, check
+from fuzz_attn import FuzzAttnError, KernelError, cases, check, counterexamples
+from fuzz_attn import given as given_module
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.case.recipes import SinkRecipe
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.case_judge import CaseJudge, load
 from fuzz_attn.engine.orders import Setup
 from fuzz_attn.errors import DomainError, NotJudgedError
-from fuzz_attn.given import kernel_check
-from fuzz_attn.given.kernel_check import is_final
+from fuzz_attn.given import is_final
 
 TARGETS = Path(__file__).parents[1] / "sample_targets"
 RIGHT = f"{TARGETS / 'torch_attention.py'}:unified_attention"
@@ -38,7 +37,7 @@ def test_outside_of_given_a_failure_is_explained_and_saved(tmp_path: Path) -> No
     assert isinstance(error, KernelError)
     assert isinstance(error, FuzzAttnError)
     assert error.path is not None
-    found = counterexample.load(error.path)
+    found = counterexamples.load(error.path)
     assert (found.case, found.target, found.verdict.kind) == (SMALL, WRONG, "unwritten")
     assert found.verdict.explanation
     assert found.digest
@@ -100,8 +99,8 @@ def test_only_the_last_run_of_an_example_is_explained_and_saved(tmp_path: Path) 
 
 def test_hypothesis_learns_features_and_if_asked_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     events, targets = list[str](), list[tuple[float, str]]()
-    monkeypatch.setattr(kernel_check, "event", events.append)
-    monkeypatch.setattr(kernel_check, "target", lambda value, label: targets.append((value, label)))
+    monkeypatch.setattr(given_module, "event", events.append)
+    monkeypatch.setattr(given_module, "target", lambda value, label: targets.append((value, label)))
 
     @FEW
     @given(case=cases(RIGHT, window=True, sinks=True))
@@ -123,7 +122,7 @@ def test_a_kernel_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         loads.append(setup.target)
         return load(setup)
 
-    monkeypatch.setattr("fuzz_attn.given.kernel_judge.load", counted)
+    monkeypatch.setattr("fuzz_attn.given.load", counted)
     target = f"{TARGETS / 'torch_attention.py'}:transposed_bias"
     for case in (SMALL, msgspec.structs.replace(SMALL, seed=1)):
         check(target, case)
@@ -137,7 +136,7 @@ def test_a_saved_failure_keeps_the_promises_that_a_replay_needs(tmp_path: Path) 
     with pytest.raises(KernelError) as raised:
         check(WRONG, negative, "determinism", binding=binding, out=tmp_path)
     assert raised.value.path is not None
-    found = counterexample.load(raised.value.path)
+    found = counterexamples.load(raised.value.path)
     assert found.binding is not None
     assert found.binding.promises == ("scale_signs",)
     assert found.relation is None, "the first launch is wrong by itself"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.oracle.verdict import Verdict
 
 TORCH = Path(__file__).parents[1] / "sample_targets" / "torch_attention.py"
@@ -118,7 +118,7 @@ def test_twelve_lines_find_shrink_and_explain(folder: Path) -> None:
     assert "one too far" in summary[0]
     assert "oracle (mismatch): 16 of 32 elements wrong" in summary[0]
     (path,) = re.findall(r"fuzz-attn replay (\S+\.json) --trust", first)
-    found = counterexample.load(folder / path)
+    found = counterexamples.load(folder / path)
     assert len(found.case.sequences) == 1
     assert found.case.num_tokens <= 4
     assert found.case.max_seq_len <= 4
@@ -133,8 +133,8 @@ def test_twelve_lines_find_shrink_and_explain(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_other_habits(folder: Path, case: AttentionCase) -> None:
-    saved = counterexample.signed("x", "unified", None, case, Verdict("oracle", "nan"))
-    shutil.move(counterexample.save(saved, folder), folder / "saved.json")
+    saved = counterexamples.signed("x", "unified", None, case, Verdict("oracle", "nan"))
+    shutil.move(counterexamples.save(saved, folder), folder / "saved.json")
     printed = call_pytest(folder, "test_habits.py", "-s", "--hypothesis-profile=few", "--hypothesis-seed=3")
     assert re.findall(r"(\d+) failed, (\d+) passed", printed) == [("1", "4")]
     assert re.search(r"^FAILED test_habits.py::test_example_fails - .*never written", printed, re.MULTILINE)

@@ -19,9 +19,9 @@ SCRIPT = ROOT / "tests" / "faults" / "check_faults.py"
 FEWEST = 40
 PACKAGES = (
     *("oracle", "binding", "properties", "backends", "simulator", "targets", "inputs", "ttir"),
-    *("case", "calibration", "engine", "counterexamples", "report", "export", "cli", "workers", "operations", "given"),
+    *("case", "calibration", "engine", "report", "export", "cli", "workers", "operations"),
     "forensics",
-    "foreign_files.py",
+    *("counterexamples.py", "foreign_files.py", "given.py"),
 )
 
 Loader = Callable[[Path], ModuleType]

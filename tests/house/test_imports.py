@@ -22,9 +22,9 @@ FOLDERS: Final = {"fuzz_attn": "fuzz_attn", "kernels": "fuzz_attn.kernels", "str
 
 LAYERS: Final = (
     ("denormals", "errors", "owners"),
-    ("kernels", "ttir"),
+    ("foreign_files", "kernels", "ttir"),
     ("simulator",),
-    ("case", "cache_folder", "foreign_files"),
+    ("case",),
     ("strategies", "inputs"),
     ("oracle", "binding"),
     ("backends", "targets"),
@@ -44,7 +44,7 @@ LAYERS: Final = (
 """Packages and modules of fuzz_attn, lowest first. Each imports lower layers only, and nothing of its own layer."""
 
 MAY_IMPORT: Final = {"kernels": {"kernels"}, "ttir": {"ttir", "errors", "owners"}}
-MAY_IMPORT["simulator"] = {"simulator", "ttir", "denormals", "errors", "owners"}
+MAY_IMPORT["simulator"] = {"simulator", "ttir", "denormals", "errors", "foreign_files", "owners"}
 MAY_IMPORT["workers"] = {"workers", "backends", "errors", "owners"}
 MAY_IMPORT["strategies"] = {"strategies", "case", "errors"}
 """Packages that may import less than all lower layers: what they may import of fuzz_attn, themselves included."""

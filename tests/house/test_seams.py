@@ -32,6 +32,14 @@ def test_no_other_module_has_the_rule(words: str) -> None:
     assert not found, f"{words}: {found}"
 
 
+def sources_of(part: str) -> list[Path]:
+    """Return the files of a package, or a module."""
+    place = ROOT / "fuzz_attn" / part
+    found = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+    assert found
+    return found
+
+
 KNOW_NO_OPERATION = ("engine", "workers", "counterexamples", "report", "export", "mutation", "cli")
 """Packages that ask an operation, and know none by name."""
 OF_AN_OPERATION = re.compile(
@@ -44,7 +52,7 @@ OF_AN_OPERATION = re.compile(
 def test_a_package_that_serves_all_operations_names_none(package: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in sorted((ROOT / "fuzz_attn" / package).rglob("*.py"))
+        for path in sources_of(package)
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if OF_AN_OPERATION.search(line)
     ]
@@ -54,7 +62,7 @@ def test_a_package_that_serves_all_operations_names_none(package: str) -> None:
 TENSORS_OF_ATTENTION = re.compile(
     r"(inputs\.(tensors|biases)|oracle\.(reference|row_blocks|logits)|properties\.relations)\b"
 )
-PRELOADED = "run/preloaded.py"
+PRELOADED = "engine/preloaded.py"
 """Imports modules for the processes that are forked from it, and calls none."""
 
 
@@ -62,7 +70,7 @@ PRELOADED = "run/preloaded.py"
 def test_only_an_operation_makes_tensors_and_references(package: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}: {line}"
-        for path in sorted((ROOT / "fuzz_attn" / package).rglob("*.py"))
+        for path in sources_of(package)
         for line in path.read_text().splitlines()
         if "import" in line and TENSORS_OF_ATTENTION.search(line) and not str(path).endswith(PRELOADED)
     ]

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from fuzz_attn.backends import BACKEND_NAMES
-from fuzz_attn.counterexamples.counterexample import load, overwrite
+from fuzz_attn.counterexamples import load, overwrite
 
 ROOT = Path(__file__).parents[2]
 ALL = {path.stem: path for path in sorted((ROOT / ".github" / "workflows").iterdir())}

@@ -15,7 +15,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.inputs.numbers import alibi_slopes, qq_bias, sinks, standard_slopes
-from fuzz_attn.inputs.tensor_types import BIAS_DTYPES
+from fuzz_attn.inputs.storage import BIAS_DTYPES
 from fuzz_attn.inputs.tensors import materialise
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)

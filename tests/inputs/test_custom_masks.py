@@ -9,8 +9,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import PageLayout, Sequence
 from fuzz_attn.case.recipes import CAUSAL, Chunks, Custom, Full, Lookahead, Mask, MaskBits, TopLeft
 from fuzz_attn.case.visibility import Visibility
-from fuzz_attn.inputs.batch_rows import custom_masks, needed_keys, seen_keys, sees
-from fuzz_attn.inputs.page_map import page_map
+from fuzz_attn.inputs.batch_rows import custom_masks, needed_keys, page_map, seen_keys, sees
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.inputs.transforms import arranged
 

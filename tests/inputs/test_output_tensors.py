@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from fuzz_attn.inputs.output_tensors import OutputTensor
-from fuzz_attn.inputs.storage import GUARD_BYTES, output_poison
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import GUARD_BYTES, bits_of, output_poison
 
 BF16 = output_poison("bfloat16", 1)
 

@@ -11,7 +11,7 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import PageLayout, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, TablePoison
-from fuzz_attn.inputs.page_map import PageMap, page_map
+from fuzz_attn.inputs.batch_rows import PageMap, page_map
 from fuzz_attn.inputs.storage import table_poison
 from fuzz_attn.strategies.cases import cases
 

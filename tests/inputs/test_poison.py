@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.case.dtypes import DTypeName
+from fuzz_attn.case.parts import DTypeName
 from fuzz_attn.case.recipes import SlotPoison, TablePoison
-from fuzz_attn.inputs.storage import output_poison, slot_poison, table_poison
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, UNSIGNED
+from fuzz_attn.inputs.storage import TORCH_DTYPES, UNSIGNED, output_poison, slot_poison, table_poison
 
 DTYPES = tuple(TORCH_DTYPES)
 

@@ -9,9 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.inputs.storage import rounded
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, UNSIGNED
+from fuzz_attn.case.parts import DTypeName
+from fuzz_attn.inputs.storage import TORCH_DTYPES, UNSIGNED, rounded
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 NARROW: tuple[DTypeName, ...] = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import (
     DenormalScores,
     LevelScores,
@@ -25,8 +24,7 @@ from fuzz_attn.case.recipes import (
     UniformScores,
 )
 from fuzz_attn.inputs.numbers import LIMIT, NEAR_UNIFORM, numbers_of
-from fuzz_attn.inputs.storage import rounded
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES
+from fuzz_attn.inputs.storage import TORCH_DTYPES, rounded
 from fuzz_attn.inputs.tensors import materialise
 
 Doubles = npt.NDArray[np.float64]

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from fuzz_attn.case.aspects import ALL_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides, is_fp8
+from fuzz_attn.inputs.batch_rows import page_map
 from fuzz_attn.inputs.numbers import numbers_of
-from fuzz_attn.inputs.page_map import page_map
-from fuzz_attn.inputs.storage import rounded, slot_poison, storage_bytes
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, UNSIGNED
+from fuzz_attn.inputs.storage import TORCH_DTYPES, UNSIGNED, rounded, slot_poison, storage_bytes
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.strategies.cases import cases
 

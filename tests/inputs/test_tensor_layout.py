@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from fuzz_attn.case.aspects import ALL_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     NeedleScores,
@@ -26,10 +25,18 @@ from fuzz_attn.case.recipes import (
     QQBiasRecipe,
     SinkRecipe,
 )
+from fuzz_attn.inputs.batch_rows import page_map
 from fuzz_attn.inputs.numbers import numbers_of
-from fuzz_attn.inputs.page_map import page_map
-from fuzz_attn.inputs.storage import GUARD_BYTES, output_poison, rounded, slot_poison, storage_bytes, table_poison
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES, UNSIGNED
+from fuzz_attn.inputs.storage import (
+    GUARD_BYTES,
+    TORCH_DTYPES,
+    UNSIGNED,
+    output_poison,
+    rounded,
+    slot_poison,
+    storage_bytes,
+    table_poison,
+)
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.strategies.cases import cases
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.inputs.storage import GUARD_BYTES, storage_bytes, with_rows
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import GUARD_BYTES, bits_of, storage_bytes, with_rows
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.inputs.transforms import (
     Shift,
@@ -24,8 +23,8 @@ from fuzz_attn.inputs.transforms import (
     with_pages_reversed,
 )
 from fuzz_attn.oracle.reference import Reference, attend
-from fuzz_attn.properties.bounded_relations import CANCELLED
 from fuzz_attn.properties.comparisons import reordered
+from fuzz_attn.properties.relation_launches import CANCELLED
 from fuzz_attn.properties.relations import RELATIONS
 from fuzz_attn.strategies.cases import cases
 

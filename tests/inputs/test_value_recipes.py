@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.dtypes import FP8_DTYPES, DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
+from fuzz_attn.case.parts import FP8_DTYPES, DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import (
     ConstantValues,
     DenormalValues,
@@ -27,8 +26,7 @@ from fuzz_attn.case.recipes import (
 )
 from fuzz_attn.inputs.numbers import LIMIT, MARK, numbers_of
 from fuzz_attn.inputs.random_bits import Floats
-from fuzz_attn.inputs.storage import rounded
-from fuzz_attn.inputs.tensor_types import TORCH_DTYPES
+from fuzz_attn.inputs.storage import TORCH_DTYPES, rounded
 from fuzz_attn.strategies.features import FP8_SCALES, OTHER_SIGNS
 
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)

@@ -13,18 +13,18 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.case.recipes import QQBiasRecipe
 from fuzz_attn.cli.main import main
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.replay import InProcess
 from fuzz_attn.errors import LedgerError
 from fuzz_attn.ledger import replaying
 from fuzz_attn.ledger.defects import OWN, TABLE, load_table
 from fuzz_attn.ledger.summaries import counts_in_markdown, open_bugs_in_markdown, page_name, word_of, words_in_markdown
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.targets.published.wheel import Wheel
+from fuzz_attn.targets.wheel import Wheel
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "tests" / "sample_targets" / "torch_attention.py"
@@ -72,7 +72,7 @@ def write(tmp_path: Path, case: AttentionCase) -> Write:
         (folder / "cases").mkdir(parents=True)
         (folder / TABLE).write_text(text)
         own = case if family == "unified" else AttentionCase(sequences=(Sequence(1),), family="context")
-        found = counterexample.signed("t", own.family, None, own, Verdict("oracle", kind, "as it was"))  # type: ignore[arg-type] # a parameter
+        found = counterexamples.signed("t", own.family, None, own, Verdict("oracle", kind, "as it was"))  # type: ignore[arg-type] # a parameter
         (folder / "cases" / "a-row.json").write_bytes(msgspec.json.encode(found))
         return folder
 
@@ -185,7 +185,7 @@ def test_a_version_whose_signature_lacks_a_feature_of_the_case(
     wheels({"1.0": "last_row_unwritten", "2.0": "unified_attention"})
     folder = write()
     path = folder / "cases" / "a-row.json"
-    found = counterexample.load(path)
+    found = counterexamples.load(path)
     biased = msgspec.structs.replace(case, qq_bias=QQBiasRecipe())
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, case=biased)))
     source = Wheel("published-sample", "2.0").folder / "published_sample.whl"
@@ -205,7 +205,7 @@ def test_versions_whose_signature_lacks_an_argument_of_the_case(
     folder = write()
     path = folder / "cases" / "a-row.json"
     flagged = msgspec.structs.replace(case, launch=LaunchHints(arguments=(("use_td", True),)))
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexample.load(path), case=flagged)))
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(counterexamples.load(path), case=flagged)))
     result = ledger("--replay", "--backend", "interpreter", "--ledger", folder)
     assert result.stdout.splitlines()[-1].split() == ["a-row", "absent", "!", "absent", "!"]
     assert "the target does not promise the argument use_td" in result.stderr

@@ -8,15 +8,22 @@ import torch
 from msgspec.structs import replace
 
 from fuzz_attn.errors import FuzzAttnError
-from fuzz_attn.mutation import audit_report, survivors
-from fuzz_attn.mutation.audit_messages import AuditSetup, Batch
-from fuzz_attn.mutation.audit_pool import AuditPool
-from fuzz_attn.mutation.audit_results import Audit, Evidence, IrChange, Mutant, Outcome, State, own_score
-from fuzz_attn.mutation.survivors import (
+from fuzz_attn.mutation import audit_report, audit_results
+from fuzz_attn.mutation.audit import AuditPool
+from fuzz_attn.mutation.audit_results import (
+    Audit,
+    AuditSetup,
+    Batch,
+    Evidence,
+    IrChange,
+    Mutant,
+    Outcome,
     Reason,
     Spot,
+    State,
     load_reasons,
     own_reasons,
+    own_score,
     refuted,
     sort,
     source_of,
@@ -225,7 +232,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_installed_package_has_no_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survivors, "OWN_REASONS", tmp_path / "none.toml")
+    monkeypatch.setattr(audit_results, "OWN_REASONS", tmp_path / "none.toml")
     assert own_reasons() == ()
 
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 import torch
 
+from fuzz_attn import counterexamples
 from fuzz_attn.binding.binding import binding_of
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.orders import Order
 from fuzz_attn.errors import TargetError
@@ -74,8 +74,8 @@ def test_a_page_that_attention_reads_elsewhere_is_found(cache: str, monkeypatch:
     def of_the_neighbour(given: Any, token: torch.Tensor) -> torch.Tensor:
         return slot_of(given, token).roll(1)
 
-    slot_of = write_experiment.slots_of
-    monkeypatch.setattr(write_experiment, "slots_of", of_the_neighbour)
+    slot_of = write_experiment.slots_of_tokens
+    monkeypatch.setattr(write_experiment, "slots_of_tokens", of_the_neighbour)
     (verdict,) = KERNEL.judged(target, case, "read_back")
     assert (verdict.property_name, verdict.kind) == ("read_back", "mismatch")
     assert verdict.message.startswith(f"unified attention on the written {cache}: ")
@@ -186,10 +186,10 @@ def test_what_a_binding_states_is_taken_or_refused(stated: dict[str, Any], words
 
 def test_a_counterexample_names_its_operation(tmp_path: Path) -> None:
     case = WriteCase(num_tokens=3, skipped=True, stored_as="float8_e4m3fn", k_scale=2.0)
-    found = counterexample.signed("kernel.py:write", "cache_write", "token_order", case, Verdict("oracle", "nan"))
-    path = counterexample.save(found, tmp_path)
+    found = counterexamples.signed("kernel.py:write", "cache_write", "token_order", case, Verdict("oracle", "nan"))
+    path = counterexamples.save(found, tmp_path)
     assert '"operation": "cache_write"' in path.read_text(encoding="utf-8")
-    assert counterexample.load(path) == found
+    assert counterexamples.load(path) == found
 
 
 def test_the_operation_follows_from_case_domain_and_family() -> None:

@@ -16,39 +16,37 @@ import pytest
 import torch
 import triton
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, signed
+from fuzz_attn.counterexamples import Counterexample, signed
 from fuzz_attn.engine.failures.reduction import simplify, trigger_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.errors import CaseError, CounterexampleError
-from fuzz_attn.operations.calls import call_draws
+from fuzz_attn.operations.calls import call_case
 from fuzz_attn.operations.calls.call_case import (
+    BOUNDARIES,
     EARLIER,
     OTHER_NUMBERS,
+    PAIRS,
     SAME_STORAGE,
+    SHARE,
+    SHARE_AT_FIRST,
+    SHARE_OF_KEEPING,
     Call,
+    CallDraws,
     CallSequence,
     Storage,
     calls_of,
     in_words,
-)
-from fuzz_attn.operations.calls.call_draws import (
-    BOUNDARIES,
-    PAIRS,
-    SHARE,
-    SHARE_AT_FIRST,
-    SHARE_OF_KEEPING,
-    CallDraws,
     suspects,
 )
-from fuzz_attn.operations.calls.lent_memory import Lender
-from fuzz_attn.operations.calls.second_thread import Meanwhile
+from fuzz_attn.operations.calls.call_experiment import Lender
+from fuzz_attn.operations.calls.second_call import Meanwhile
 from fuzz_attn.operations.merge_states.state_case import StateCase
 from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Verdict
@@ -134,7 +132,7 @@ def test_a_file_with_an_impossible_call_names_its_place(tmp_path: Path) -> None:
     file = tmp_path / "one.json"
     file.write_bytes(msgspec.json.encode(data))
     with pytest.raises(CounterexampleError, match=r"calls\[1\]\.case\.sequences"):
-        counterexample.load(file)
+        counterexamples.load(file)
 
 
 class Seen:
@@ -406,7 +404,7 @@ def test_lengths_of_heads_that_are_large_stay_below_what_takes_long() -> None:
 
 
 def test_calls_in_two_streams_are_drawn_where_there_are_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_draws, "IN_STREAMS", 0.5)
+    monkeypatch.setattr(call_case, "IN_STREAMS", 0.5)
     for streams in (True, False):
         draws = CallDraws(operation_of(CASE), Domain(), Random(1), streams=streams)
         cases = (msgspec.structs.replace(CASE, seed=seed) for seed in range(2000))

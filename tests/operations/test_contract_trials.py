@@ -14,17 +14,16 @@ import torch
 
 import fuzz_attn
 from fuzz_attn.binding.binding import Binding
-from fuzz_attn.binding.unusual_call import OneDevice, UnusualCall
+from fuzz_attn.binding.call import OneDevice, UnusualCall
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.contract_trial import TRAIT, ContractTrial, Form, OtherType
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe
-from fuzz_attn.counterexamples.counterexample import Counterexample, signed
-from fuzz_attn.counterexamples.counterexample import load as load_file
+from fuzz_attn.counterexamples import Counterexample, signed
+from fuzz_attn.counterexamples import load as load_file
 from fuzz_attn.engine.case_judge import load
-from fuzz_attn.engine.failures.contract_rows import contracts_of
-from fuzz_attn.engine.failures.triage import class_of
+from fuzz_attn.engine.failures.triage import class_of, contracts_of
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.engine.replay import replay

@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 from hypothesis import find
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.reduction import simplify
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Order, Setup
@@ -59,14 +59,14 @@ def test_a_bug_shrinks_to_one_row_and_two_states(tmp_path: Path) -> None:
 
 def test_a_counterexample_names_its_operation(tmp_path: Path) -> None:
     case = StateCase(num_states=3, empty_states=True, poison="nan")
-    found = counterexample.signed("kernel.py:merge", "merge_states", "state_order", case, Verdict("oracle", "nan"))
-    path = counterexample.save(found, tmp_path)
+    found = counterexamples.signed("kernel.py:merge", "merge_states", "state_order", case, Verdict("oracle", "nan"))
+    path = counterexamples.save(found, tmp_path)
     assert path.name == "oracle-nan-empty_states.json"
     assert '"operation": "merge_states"' in path.read_text(encoding="utf-8")
-    assert counterexample.load(path) == found
+    assert counterexamples.load(path) == found
     path.write_text(path.read_text(encoding="utf-8").replace('"operation": "merge_states"', '"operation": "else"'))
     with pytest.raises(CounterexampleError, match="operation='else' must be one of attention, merge_states"):
-        counterexample.load(path)
+        counterexamples.load(path)
 
 
 def test_the_operation_follows_from_case_domain_and_family() -> None:

@@ -11,8 +11,7 @@ import pytest
 from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.errors import BindingError, TargetError
 from fuzz_attn.operations.merge_states.state_case import StateCase
-from fuzz_attn.operations.merge_states.state_experiment import merge
-from fuzz_attn.operations.merge_states.state_tensors import materialise
+from fuzz_attn.operations.merge_states.state_experiment import materialise, merge
 from fuzz_attn.operations.registry import load_target, operation_of
 from tests.operations.edited import backend, drawn
 

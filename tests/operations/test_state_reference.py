@@ -15,12 +15,10 @@ import torch
 from msgspec.structs import replace
 
 from fuzz_attn.errors import CaseError
-from fuzz_attn.inputs.storage import REACH, far_axis, storage_bytes
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import REACH, bits_of, far_axis, storage_bytes
 from fuzz_attn.operations.merge_states.state_case import StateAxis, StateCase, StateDomain, key_pool
 from fuzz_attn.operations.merge_states.state_draws import state_cases
-from fuzz_attn.operations.merge_states.state_experiment import LOGARITHM, merge
-from fuzz_attn.operations.merge_states.state_tensors import StateTensors, materialise
+from fuzz_attn.operations.merge_states.state_experiment import LOGARITHM, StateTensors, materialise, merge
 from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.oracle.roundings import UNIT, half_spacing
 from fuzz_attn.strategies.draws import Sample

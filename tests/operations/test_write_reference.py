@@ -14,12 +14,10 @@ import torch
 from msgspec.structs import replace
 
 from fuzz_attn.errors import CaseError
-from fuzz_attn.inputs.storage import REACH, far_axis, storage_bytes
-from fuzz_attn.inputs.tensor_types import NUMPY_DTYPES, bits_of
+from fuzz_attn.inputs.storage import NUMPY_DTYPES, REACH, bits_of, far_axis, storage_bytes
 from fuzz_attn.operations.cache_write.write_case import StoredType, WriteAxis, WriteCase, WriteDomain, key_pool
 from fuzz_attn.operations.cache_write.write_draws import write_cases
-from fuzz_attn.operations.cache_write.write_experiment import write
-from fuzz_attn.operations.cache_write.write_tensors import WriteTensors, materialise
+from fuzz_attn.operations.cache_write.write_experiment import WriteTensors, materialise, write
 from fuzz_attn.oracle.roundings import UNIT
 from fuzz_attn.strategies.draws import Sample
 

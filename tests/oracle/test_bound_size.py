@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from fuzz_attn.inputs.tensors import AttentionTensors
-from fuzz_attn.oracle.exactness import significant_keys
-from fuzz_attn.oracle.logits import addition_error, exp_error, softcap_error
+from fuzz_attn.oracle.logits import addition_error, exp_error, significant_keys, softcap_error
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import UNIT, unit_roundoff

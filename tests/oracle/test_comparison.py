@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.oracle.comparison import judge
-from fuzz_attn.oracle.conditions import every, has_zero, places_of, some, some_between
 from fuzz_attn.oracle.reference import Reference, attend
+from fuzz_attn.oracle.row_blocks import every, has_zero, places_of, some, some_between
 from fuzz_attn.oracle.verdict import Verdict, Where
 from fuzz_attn.properties.comparisons import reordered
 

@@ -23,8 +23,7 @@ from fuzz_attn.case.recipes import (
     UniformScores,
 )
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
-from fuzz_attn.oracle.exactness import exact_columns, lowest_bit
-from fuzz_attn.oracle.logits import logits_of
+from fuzz_attn.oracle.logits import exact_columns, logits_of, lowest_bit
 from fuzz_attn.oracle.reference import Reference, attend
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.row_blocks import RowBlock, row_blocks

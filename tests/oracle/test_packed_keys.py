@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from fuzz_attn.binding.binding import Signature
 from fuzz_attn.binding.call import call_of
-from fuzz_attn.binding.published import VARLEN
-from fuzz_attn.binding.signature import Signature
+from fuzz_attn.binding.matching import VARLEN
 from fuzz_attn.case.aspects import FEATURES_OF, Feature
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain

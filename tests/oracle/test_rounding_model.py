@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import NormalScores
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle.error_bound import probability_dtype

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Sequence, Strides
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.case.recipes import AlibiRecipe, PoisonRecipe, QQBiasRecipe, SinkRecipe, SlotPoison, TablePoison
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle import error_bound, row_blocks

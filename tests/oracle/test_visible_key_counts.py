@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, PageLayout, Scales, Sequence
 from fuzz_attn.case.recipes import ConstantValues, NeedleScores, NormalScores, SinkRecipe, UniformScores
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.oracle.reference import attend

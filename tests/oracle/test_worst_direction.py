@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, Sequence
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, NormalScores, QQBiasRecipe, RampScores, ScoreRecipe, SinkRecipe
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.oracle import error_bound, logits, roundings

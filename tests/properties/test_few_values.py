@@ -14,8 +14,7 @@ import torch
 
 from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Sequence
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, PageLayout, Sequence
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.inputs.transforms import only_values
 from fuzz_attn.oracle.rounding_model import RoundingModel

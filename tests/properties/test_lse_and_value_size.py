@@ -17,9 +17,9 @@ from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, LogSumExp, SinkRecipe
 from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.oracle.reference import Expected
-from fuzz_attn.properties.bounded_relations import expected_of, merge
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.relation_launches import expected_of, merge
 from fuzz_attn.properties.relations import relations_of
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.draws import Sample

@@ -40,12 +40,11 @@ from fuzz_attn.engine.case_judge import CaseJudge
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.inputs import transforms
-from fuzz_attn.inputs.page_map import page_map
-from fuzz_attn.inputs.stores import Store
-from fuzz_attn.inputs.tensors import materialise
+from fuzz_attn.inputs.batch_rows import page_map
+from fuzz_attn.inputs.tensors import Store, materialise
 from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties import bounded_relations
-from fuzz_attn.properties.check import MODULES, check, check_relation
+from fuzz_attn.properties import relation_launches
+from fuzz_attn.properties.check import check, check_relation
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.relations import (
     OWN_FAMILIES,
@@ -246,7 +245,7 @@ def test_wrong_kernel_of_another_family_fails(judge_of: JudgeOf, monkeypatch: py
 
     assert other_families(DECODE) == ("paged", "context", "chunked")
     assert judge_of("unified_attention")(Order(DECODE, "other_family")).verdict.passed
-    monkeypatch.setattr(bounded_relations, "built_in", broken)
+    monkeypatch.setattr(relation_launches, "built_in", broken)
     verdict = judge_of("unified_attention")(Order(DECODE, "other_family")).verdict
     assert (verdict.property_name, verdict.kind) == ("other_family", "mismatch")
     assert verdict.message.startswith("the same problem on this project's own kernel of the family paged: 64 of 64 ")
@@ -266,7 +265,7 @@ def test_attention_on_expanded_heads_is_the_latent_decodes(monkeypatch: pytest.M
     unified = built_in("unified")
     assert unified is not None
     broken = dataclasses.replace(unified, call=lambda out, **_: out.zero_())
-    monkeypatch.setattr(bounded_relations, "built_in", lambda name: broken)
+    monkeypatch.setattr(relation_launches, "built_in", lambda name: broken)
     verdict = judge.judge(Order(LATENT, "expanded_heads")).verdict
     assert (verdict.property_name, verdict.kind) == ("expanded_heads", "mismatch")
     assert verdict.message.startswith("this project's unified attention on expanded heads: 72 of 72 elements wrong")
@@ -348,15 +347,13 @@ def test_fp8_caches_may_be_shifted_if_their_scale_is_a_power_of_two(scale: float
 
 def test_every_relation_has_one_function() -> None:
     functions = {
-        name: kind
-        for kind, module in MODULES.items()
-        for name, function in vars(module).items()
+        name
+        for name, function in vars(relation_launches).items()
         if inspect.isfunction(function)
-        and function.__module__ == module.__name__
+        and function.__module__ == relation_launches.__name__
         and list(inspect.signature(function).parameters) == ["experiment"]
     }
-    del functions["_positions"], functions["_roomy"]
-    assert functions == {relation.name: relation.kind for relation in RELATIONS.values()}
+    assert functions - {"_positions", "_roomy"} == set(RELATIONS)
 
 
 def test_nondeterministic_target_fails_determinism_in_every_exact_relation(judge_of: JudgeOf) -> None:

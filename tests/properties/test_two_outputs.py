@@ -21,12 +21,12 @@ import msgspec
 import pytest
 import torch
 
+from fuzz_attn import counterexamples
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.binding.roles import ROLES, Role
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import signature_of
+from fuzz_attn.counterexamples import signature_of
 from fuzz_attn.engine.failures.triage import class_of, is_of_output
 from fuzz_attn.errors import ReturnedOutputError
 from fuzz_attn.export.recorded_calls import RecordedExperiment, expectations
@@ -356,7 +356,7 @@ def test_an_exported_script_checks_both_outputs(
     experiment = RecordedTwoOutputs(case, target_of(writing(nothing), roles={"lse": "lse"}), SimulatorBackend())
     expected = expectations(experiment, "determinism", "determinism")
     assert [list(each.outputs) for each in expected] == [["out", "lse"]] * 2
-    found = counterexample.signed(
+    found = counterexamples.signed(
         str(kernel), case.family, "determinism", case, Verdict("determinism", "different_bits")
     )
     script_of(found, expected, [Source(str(kernel), "attention_with_lse")] * 2).save(script)

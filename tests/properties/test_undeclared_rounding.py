@@ -13,8 +13,7 @@ from fuzz_attn.backends.interpreter import InterpreterBackend
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import DTypeName
-from fuzz_attn.case.parts import DTypes, HeadLayout, Scales, Sequence
+from fuzz_attn.case.parts import DTypeName, DTypes, HeadLayout, Scales, Sequence
 from fuzz_attn.case.recipes import NormalScores, QQBiasRecipe
 from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.oracle.verdict import Verdict

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, LaunchHints, Sequence
-from fuzz_attn.counterexamples.counterexample import Counterexample, signed
+from fuzz_attn.counterexamples import Counterexample, signed
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
     CaseJudged,
@@ -30,8 +30,7 @@ from fuzz_attn.engine.events import (
 )
 from fuzz_attn.engine.listeners.event_log import LOG_NAME, EventLog
 from fuzz_attn.engine.orders import Order, Ready
-from fuzz_attn.oracle.verdict import Element, Verdict, Weights
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Element, Refusal, Verdict, Weights
 
 HOSTILE = "<script>alert(1)</script> \"quoted' &amp; $x$ {{ 7 * 7 }} \x1b[31m </style> --> ]]> <img src=http://evil.example/x>"
 """A text that a target may hold: markup of every kind, a template, a control character, an address."""

@@ -13,12 +13,11 @@ from fuzz_attn.engine.events import CaseJudged, CaseRefused, Event, FailureChang
 from fuzz_attn.engine.listeners.results import FoundFailure
 from fuzz_attn.oracle.verdict import Verdict, Weights
 from fuzz_attn.report.outcome import failures_list
-from fuzz_attn.report.page import drawings
+from fuzz_attn.report.page import charts
 from fuzz_attn.report.page.failures import shown_failures, title_of
 from fuzz_attn.report.page.run_log import RunLog, read_run
-from fuzz_attn.report.page.run_page import run_page, verdict_in_words
+from fuzz_attn.report.page.run_page import Surroundings, run_page, verdict_in_words
 from fuzz_attn.report.page.sources import Places
-from fuzz_attn.report.page.surroundings import Surroundings
 from fuzz_attn.report.printing import text_of
 
 Events = Callable[..., list[Event]]
@@ -221,26 +220,26 @@ def test_no_log_shows_a_file_of_another_folder_or_kind(
 
 def test_weights_say_which_are_wrong() -> None:
     weights = Weights(0, 0, (7,), 30, ("0 0.5 0.5",), ("0 0.333 0.667",), ("011",))
-    assert drawings.sentence(drawings.grid_of(weights)) == (
+    assert charts.sentence(charts.grid_of(weights)) == (
         "Query 7 gives key 31 a weight of 0.5 where 0.333 is right. "
         "Query 7 gives key 32 a weight of 0.5 where 0.667 is right."
     )
     lost = replace(weights, used=("0 0 1",))
-    assert drawings.sentence(drawings.grid_of(lost)) == (
+    assert charts.sentence(charts.grid_of(lost)) == (
         "Query 7 gives key 31 no weight where 0.333 is right. 1 other weight is wrong too."
     ), "a key that is lost is the cause, and the weight of the other follows"
     unread = replace(weights, used=("? ? ?",))
-    assert "key 31 no weight that is a number where 0.333" in drawings.sentence(drawings.grid_of(unread))
+    assert "key 31 no weight that is a number where 0.333" in charts.sentence(charts.grid_of(unread))
 
 
 def test_a_large_drawing_is_cut_to_what_is_wrong() -> None:
     right = " ".join(["0.01"] * 100)
     used = " ".join(["0.01"] * 90 + ["0"] + ["0.01"] * 9)
     weights = Weights(0, 0, (0,), 0, (used,), (right,), ("1" * 100,))
-    grid = drawings.cropped(drawings.grid_of(weights), 40, 16)
+    grid = charts.cropped(charts.grid_of(weights), 40, 16)
     assert grid.keys == 40
     assert [key + grid.first_key for _, key in grid.causes] == [90]
-    assert drawings.picture(weights).count("<rect") < 300
+    assert charts.picture(weights).count("<rect") < 300
 
 
 @pytest.mark.parametrize(
@@ -248,8 +247,8 @@ def test_a_large_drawing_is_cut_to_what_is_wrong() -> None:
 )
 def test_weights_that_do_not_fit_together_are_drawn_as_far_as_they_do(changes: dict[str, Any]) -> None:
     weights = replace(Weights(0, 0, (0, 1), 0, ("0 1", "1 0"), ("1 0", "1 0"), ("10", "11")), **changes)
-    assert drawings.picture(weights).count("<svg") == drawings.picture(weights).count("</svg>")
-    drawings.thumbnail(weights)
+    assert charts.picture(weights).count("<svg") == charts.picture(weights).count("</svg>")
+    charts.thumbnail(weights)
 
 
 def test_a_page_of_another_folder_links_to_the_file_of_a_failure(

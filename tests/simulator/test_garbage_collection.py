@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from fuzz_attn.simulator.process_memory import collection_paused
+from fuzz_attn.simulator.execution import collection_paused
 
 
 def paused_at_an_error(seen: list[bool]) -> None:

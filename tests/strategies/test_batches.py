@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.aspects import ALL_FEATURES
-from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import MAX_TOTAL_ELEMENTS, CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import LaunchHints, Sequence
-from fuzz_attn.strategies.batches import MAX_MANY, SURGES, VAST_KEYS, batches
-from fuzz_attn.strategies.budgets import (
+from fuzz_attn.strategies.batches import (
     CHUNK_TIMES,
     MAX_CACHE_ELEMENTS,
+    MAX_MANY,
     MAX_MS,
     MAX_TIMES,
     MERGE_MS,
@@ -33,8 +32,11 @@ from fuzz_attn.strategies.budgets import (
     RARE_TIMES,
     RARE_TOKENS,
     SEGMENT_MS,
+    SURGES,
     TILE_MS,
     TYPICAL_TILE,
+    VAST_KEYS,
+    batches,
     budget_for,
     smallest_block_q,
 )

@@ -18,12 +18,10 @@ from fuzz_attn.case.aspects import (
     has_inner_strides,
     is_mixed,
 )
-from fuzz_attn.case.attention_case import AttentionCase, far_length, replace
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey, far_length, replace
 from fuzz_attn.case.domain import Domain, unpromised, within
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.parts import FAR_AXES, CallForm, HeadLayout, PageLayout, Sequence, Strides
+from fuzz_attn.case.parts import FAR_AXES, CallForm, HeadLayout, PageLayout, Sequence, Strides, is_fp8
 from fuzz_attn.case.recipes import (
     Chunks,
     Custom,
@@ -34,7 +32,7 @@ from fuzz_attn.case.recipes import (
     SinkRecipe,
     TopLeft,
 )
-from fuzz_attn.strategies.budgets import MOST_SCORES, MOST_TOKENS
+from fuzz_attn.strategies.batches import MOST_SCORES, MOST_TOKENS
 from fuzz_attn.strategies.cases import ABOVE_ALL, cases
 from fuzz_attn.strategies.compile_keys import key_pool
 from fuzz_attn.strategies.heads import MOST_QUERY_HEADS

@@ -14,15 +14,14 @@ import pytest
 from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.aspects import Feature, is_mixed
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import CompileKey
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import is_fp8
-from fuzz_attn.case.parts import DTypes, LaunchHints
+from fuzz_attn.case.parts import DTypes, LaunchHints, is_fp8
 from fuzz_attn.strategies.compile_keys import MIXED_KEYS, check_key, compile_keys, key_pool, with_free_sizes
 from fuzz_attn.strategies.draws import Sample
 from fuzz_attn.strategies.dtypes import mixed_dtypes
 from fuzz_attn.strategies.heads import GROUP_SIZES, HEAD_SIZES
-from fuzz_attn.strategies.pages import BLOCK_SIZES
+from fuzz_attn.strategies.memory_layouts import BLOCK_SIZES
 
 FULL = Domain(paths=("auto", "2d", "3d"), tile_hint=True)
 BARE = Domain(features=frozenset(), dtypes=("bfloat16",), head_sizes=(64, 128), paths=("2d",))

@@ -11,8 +11,8 @@ import pytest
 from fuzz_attn.case.aspects import FEATURES_OF, UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, far_length
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES, Family
+from fuzz_attn.case.parts import is_fp8
 from fuzz_attn.case.recipes import Chunks, Custom, Full, Lookahead, TopLeft
 from fuzz_attn.engine import schedule
 from fuzz_attn.engine.schedule import ON_CPU

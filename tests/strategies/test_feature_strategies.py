@@ -12,9 +12,8 @@ from hypothesis.errors import InvalidArgument
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides
+from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Scales, Sequence, Strides, is_fp8
 from fuzz_attn.case.recipes import (
     AlibiRecipe,
     LevelScores,
@@ -41,8 +40,7 @@ from fuzz_attn.strategies.features import (
     windows,
 )
 from fuzz_attn.strategies.heads import MOST_QUERY_HEADS, MOST_ROW_ELEMENTS, head_layouts, head_sizes
-from fuzz_attn.strategies.memory_layouts import layout_pool, memory_layouts
-from fuzz_attn.strategies.pages import block_sizes, page_layouts
+from fuzz_attn.strategies.memory_layouts import block_sizes, layout_pool, memory_layouts, page_layouts
 from fuzz_attn.strategies.relation_choices import NUM_CHOICES, relation_choices, with_choices
 from fuzz_attn.strategies.values import overrides, poisons, score_recipes, value_recipes
 

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from fuzz_attn.case.aspects import FEATURES_OF, UNPUBLISHED_FEATURES
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.compile_key import CompileKey, compile_key_of
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey, compile_key_of
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import Strides

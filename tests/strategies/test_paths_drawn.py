@@ -6,7 +6,7 @@ import pytest
 from hypothesis.errors import InvalidArgument
 from msgspec.structs import replace
 
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import LaunchHints
 from fuzz_attn.engine.schedule import FIRST_ON_CPU, ON_CPU, play_round

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import DTypes, HeadLayout, PageLayout, Sequence

@@ -15,7 +15,7 @@ from fuzz_attn.case.recipes import Lookahead
 from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.operations.cache_write.write_case import WriteDomain
 from fuzz_attn.operations.merge_states.state_case import StateAxis, StateDomain
-from fuzz_attn.operations.merge_states.state_tensors import materialise
+from fuzz_attn.operations.merge_states.state_experiment import materialise
 from fuzz_attn.targets.loading import load_target
 
 CASES = 10_000

@@ -19,8 +19,8 @@ from fuzz_attn.engine.orders import Order
 from fuzz_attn.mutation.edited_kernels import target_with, target_with_seeded_bug
 from fuzz_attn.mutation.seeded_bugs import Edit, SeededBug
 from fuzz_attn.oracle.rounding_model import RoundingModel
-from fuzz_attn.properties.bounded_relations import other_family
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.properties.relation_launches import other_family
 from fuzz_attn.targets.arithmetic import ArithmeticReader, readings
 from fuzz_attn.targets.loading import load_target
 from fuzz_attn.targets.target import Target

@@ -10,9 +10,8 @@ import triton
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.errors import TargetError
-from fuzz_attn.targets.autotuned import configurations_of
 from fuzz_attn.targets.built_in import BUILT_IN_NAMES, built_in
-from fuzz_attn.targets.loading import load_target
+from fuzz_attn.targets.loading import configurations_of, load_target
 from fuzz_attn.ttir.triton_compat import configurations_in
 
 FOLDER = Path(__file__).parents[1] / "sample_targets"

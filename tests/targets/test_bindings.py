@@ -9,9 +9,8 @@ import torch
 from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.case.aspects import FEATURES_OF, UNPUBLISHED_FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
-from fuzz_attn.case.dtypes import DTypeName
 from fuzz_attn.case.families import Family
-from fuzz_attn.case.parts import CallForm, DTypes, HeadLayout, LaunchHints, Scales, Sequence
+from fuzz_attn.case.parts import CallForm, DTypeName, DTypes, HeadLayout, LaunchHints, Scales, Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, QQBiasRecipe, SinkRecipe
 from fuzz_attn.errors import TargetError
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise

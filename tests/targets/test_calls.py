@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from fuzz_attn.backends import backend_named
-from fuzz_attn.binding.binding import Binding, binding_of
-from fuzz_attn.binding.layouts import Layout
+from fuzz_attn.binding.binding import Binding, Layout, binding_of
 from fuzz_attn.binding.matching import match_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.families import Family

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import triton
 
-from fuzz_attn.binding.binding import binding_of
+from fuzz_attn.binding.binding import binding_of, open_in, signature_of
 from fuzz_attn.binding.call import call_of
-from fuzz_attn.binding.conventions import open_in
 from fuzz_attn.binding.matching import Match, match_of
 from fuzz_attn.binding.promises import domain_of
 from fuzz_attn.binding.roles import PACKED, ROLES
-from fuzz_attn.binding.signature import signature_of
 from fuzz_attn.case.aspects import FEATURES
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import unpromised

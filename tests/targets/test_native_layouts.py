@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz_attn.backends.simulator import SimulatorBackend
-from fuzz_attn.binding.binding import Binding
-from fuzz_attn.binding.layouts import LAYOUTS, Layout, format_of
+from fuzz_attn.binding.binding import LAYOUTS, Binding, Layout, format_of
 from fuzz_attn.binding.promises import domain_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.cache_layout import HEADS, ROWS, SLOTS, SPLIT, CacheFormat
@@ -20,8 +19,7 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import FAMILIES, Family
 from fuzz_attn.case.parts import HeadLayout, PageLayout, Sequence, Strides
 from fuzz_attn.inputs.storage import storage_bytes
-from fuzz_attn.inputs.stores import Store
-from fuzz_attn.inputs.tensors import AttentionTensors, materialise
+from fuzz_attn.inputs.tensors import AttentionTensors, Store, materialise
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.targets.target import Target

@@ -14,11 +14,10 @@ import torch
 
 from fuzz_attn.binding.binding import binding_of
 from fuzz_attn.errors import TargetError
-from fuzz_attn.targets.loading import load_target
-from fuzz_attn.targets.published.gpu_answers import CAPABILITY, MULTIPROCESSORS, gpu_answers
-from fuzz_attn.targets.published.importing import Answers, Folder, Stub, answers_of, import_published
-from fuzz_attn.targets.published.place import CheckoutPlace, WheelPlace, known_binding, place_of, with_known
-from fuzz_attn.targets.published.wheel import Wheel
+from fuzz_attn.targets.gpu_answers import CAPABILITY, MULTIPROCESSORS, gpu_answers
+from fuzz_attn.targets.importing import Answers, Folder, Stub, answers_of, import_published
+from fuzz_attn.targets.loading import CheckoutPlace, WheelPlace, known_binding, load_target, place_of, with_known
+from fuzz_attn.targets.wheel import Wheel
 
 LAUNCHER = """
 from sample_project import _C as compiled

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.binding.promises import not_drawn
+from fuzz_attn.case.aspect_table import sentences
 from fuzz_attn.case.aspects import FEATURES_OF, Feature
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.families import FAMILIES, Family
-from fuzz_attn.case.not_drawn import sentences
 from fuzz_attn.case.parts import Sequence
 from fuzz_attn.errors import TargetError
 from fuzz_attn.foreign_files import ENTRY_POINT_GROUP

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fuzz_attn.backends.simulator import SimulatorBackend
+from fuzz_attn.binding.binding import signature_of
 from fuzz_attn.binding.call import Call, call_of
-from fuzz_attn.binding.signature import signature_of
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import HeadLayout, LaunchHints, PageLayout, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, TablePoison

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fuzz_attn.errors import TargetError
-from fuzz_attn.targets.published import wheel
-from fuzz_attn.targets.published.wheel import Wheel
+from fuzz_attn.targets import wheel
+from fuzz_attn.targets.wheel import Wheel
 
 
 @pytest.fixture

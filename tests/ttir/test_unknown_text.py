@@ -17,8 +17,7 @@ from fuzz_attn.errors import UnsupportedOperation
 from fuzz_attn.simulator.codegen.generator import Extension
 from fuzz_attn.simulator.session import simulate
 from fuzz_attn.simulator.simulator import Simulator
-from fuzz_attn.ttir.ir import Location, Operation
-from fuzz_attn.ttir.parser import parse_module
+from fuzz_attn.ttir.ir import Location, Operation, parse_module
 
 KERNELS = "sample_kernels.py"
 

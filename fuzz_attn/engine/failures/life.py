@@ -2,8 +2,9 @@
 
 Each smaller case replaces the file. So whatever ends the campaign, the file holds the smallest failure so far.
 
-What a GPU finds is replayed in the simulator first (:mod:`fuzz_attn.engine.explainer`). If it fails there in the same
-way, it goes on there, *there* in this package, and a launch *here*, on the GPU, checks the shrunk case.
+What a GPU finds is replayed in the simulator first (:class:`fuzz_attn.engine.isolated_worker.Explainer`). If it fails
+there in the same way, it goes on there, *there* in this package, and a launch *here*, on the GPU, checks the shrunk
+case.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, environment_of
+from fuzz_attn.counterexamples import Counterexample, Elsewhere, environment_of
 from fuzz_attn.engine.events import FailureChanged, FailureFound, Phase
 from fuzz_attn.engine.failures import confirmation
-from fuzz_attn.engine.failures.confirmation import CHECKS, LAST_CASES, Dependent, Launches, order_of, steps_of
-from fuzz_attn.engine.failures.here import AFTER_OTHERS, NOT_REPLAYED, ONLY_SEEN, Here
-from fuzz_attn.engine.failures.other_shards import OtherShards
+from fuzz_attn.engine.failures.confirmation import Dependent, Here, Launches, Shard, order_of, steps_of
+from fuzz_attn.engine.failures.other_shards import OtherShards, Waiting, WaitingFailures
 from fuzz_attn.engine.failures.records import Records, Unfollowed
 from fuzz_attn.engine.failures.reduction import (
     Reduction,
@@ -36,7 +36,6 @@ from fuzz_attn.engine.failures.reduction import (
     second_order,
     shown_together,
 )
-from fuzz_attn.engine.failures.shard_protocol import Shard
 from fuzz_attn.engine.failures.suspected_calls import as_sequence, is_of_second_launch, needing_earlier_call
 from fuzz_attn.engine.failures.triage import (
     HANG,
@@ -52,7 +51,6 @@ from fuzz_attn.engine.failures.triage import (
     traits_of_both,
     trigger_in,
 )
-from fuzz_attn.engine.failures.waiting import Waiting, WaitingFailures
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import BudgetSpentInterrupt, ShareSpentInterrupt
 from fuzz_attn.operations.registry import AnyDomain, operation_of
@@ -262,11 +260,11 @@ class FailureLives:
         """
         failure_class = class_of(verdict)
         share = Share.of_time(self._max_time, hang=failure_class == HANG)
-        checks = 1 if failure_class == HANG else CHECKS
+        checks = 1 if failure_class == HANG else confirmation.CHECKS
         try:
             found = confirmation.dependent(order, failure_class, self, before, checks)
         except BaseException:
-            sequence = tuple(before[-LAST_CASES[0] :])
+            sequence = tuple(before[-confirmation.LAST_CASES[0] :])
             self.records.change(self._started(order, verdict), confirmation="state", sequence=steps_of(sequence))
             raise
         if found.confirmation == "flaky" and found.failed == 1:
@@ -382,14 +380,14 @@ class FailureLives:
 
     def _started(self, order: Order, verdict: Verdict, *, there: bool = False) -> KnownFailure:
         """Save a new failure as it was found."""
-        failure = self.records.save(self._signed(order, verdict, NOT_REPLAYED, there=there))
+        failure = self.records.save(self._signed(order, verdict, confirmation.NOT_REPLAYED, there=there))
         failure.there = there
         self._open.append(failure)
         return failure
 
     def _saved_as_seen(self, order: Order, verdict: Verdict) -> KnownFailure:
         """Save a failure that is not followed, as it was found."""
-        failure = self.records.save(self._signed(order, verdict, ONLY_SEEN), followed=False)
+        failure = self.records.save(self._signed(order, verdict, confirmation.ONLY_SEEN), followed=False)
         self.records.report(failure, done=True)
         return failure
 
@@ -664,7 +662,7 @@ class FailureLives:
         fields = {"confirmation": found.confirmation, "failed": found.failed, "tries": found.tries}
         self.records.change(failure, sequence=sequence, **fields)
         if sequence:
-            self._here.say(failure, outcome="unknown", reason=AFTER_OTHERS)
+            self._here.say(failure, outcome="unknown", reason=confirmation.AFTER_OTHERS)
         with self._followed(failure):
             if sequence:
                 self._shorten(failure, found.sequence, share)

@@ -12,8 +12,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, signature_of
+from fuzz_attn import counterexamples
+from fuzz_attn.counterexamples import Counterexample, signature_of
 from fuzz_attn.engine.events import CaseExcused, Emit, FailureChanged, FailureFound, FailureSeenAgain, Note, Which
 from fuzz_attn.engine.failures.triage import KnownFailure, class_of, has_place
 from fuzz_attn.engine.orders import Order
@@ -79,7 +79,7 @@ class Records:
         else:
             failure.path = self._new_file(failure.found)  # there may be room on the disk again
         with contextlib.suppress(OSError):
-            failure.path = failure.path and str(counterexample.rename(Path(failure.path), failure.found))
+            failure.path = failure.path and str(counterexamples.rename(Path(failure.path), failure.found))
         self.report(failure, done=True)
 
     def rewrite(self, failure: KnownFailure) -> None:
@@ -104,14 +104,14 @@ class Records:
     def _write(self, failure: KnownFailure) -> None:
         try:
             if failure.path:
-                counterexample.overwrite(failure.found, Path(failure.path))
+                counterexamples.overwrite(failure.found, Path(failure.path))
         except OSError as error:
             self._cannot_save(error)
 
     def _new_file(self, found: Counterexample) -> str:
         """Return the path of a new file with a counterexample, or nothing if it cannot be written."""
         try:
-            return str(counterexample.save(found, self._folder()))
+            return str(counterexamples.save(found, self._folder()))
         except OSError as error:
             self._cannot_save(error)
             return ""

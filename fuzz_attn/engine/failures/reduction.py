@@ -28,11 +28,9 @@ import msgspec
 from fuzz_attn.case.aspect_table import ANY_RELATION, AspectTable, named
 from fuzz_attn.case.aspects import Aspect
 from fuzz_attn.case.paths import needs_paths, with_configuration
-from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.engine.closer_look import explained, in_words
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.failures import confirmation
-from fuzz_attn.engine.failures.confirmation import Launches, order_of
-from fuzz_attn.engine.failures.contract_rows import contract_of
+from fuzz_attn.engine.failures.confirmation import Launches, explained, in_words, order_of
 from fuzz_attn.engine.failures.records import Records
 from fuzz_attn.engine.failures.triage import (
     HANG,
@@ -40,6 +38,7 @@ from fuzz_attn.engine.failures.triage import (
     KnownFailure,
     KnownFailures,
     class_of,
+    contract_of,
     failures_of,
     has_cause,
     is_of_output,

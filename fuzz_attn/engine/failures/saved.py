@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn import counterexamples
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.events import FailureChanged, Note, Phase, SavedPassed
 from fuzz_attn.engine.failures.confirmation import Launches, order_of
 from fuzz_attn.engine.failures.life import FailureLives
@@ -120,7 +120,7 @@ def _play(path: Path, launches: _Launches, domain: AnyDomain, uncovered: Uncover
     """Play one counterexample and report it; ``uncovered`` gets what it does not cover."""
     lives = launches.lives
     try:
-        found = counterexample.load(path)
+        found = counterexamples.load(path)
     except CounterexampleError as error:
         lives.emit(Note(lives.shard, str(error)))
         return

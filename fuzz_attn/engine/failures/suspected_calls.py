@@ -17,8 +17,7 @@ from fuzz_attn.engine.failures.reduction import Share, allowed
 from fuzz_attn.engine.failures.triage import HANG, KnownFailure, KnownFailures, class_of, failures_of
 from fuzz_attn.engine.orders import Answer, Order
 from fuzz_attn.errors import CaseError, ShareSpentInterrupt
-from fuzz_attn.operations.calls.call_case import calls_of
-from fuzz_attn.operations.calls.call_draws import suspects
+from fuzz_attn.operations.calls.call_case import calls_of, suspects
 from fuzz_attn.operations.registry import AnyCase, AnyDomain, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.plain import Plain, Seconds, Whole
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.events import (
     Event,
     FailureChanged,
@@ -25,9 +25,8 @@ from fuzz_attn.engine.events import (
     name_of,
 )
 from fuzz_attn.engine.failures import triage
-from fuzz_attn.engine.failures.contract_rows import contracts_of, naming
 from fuzz_attn.engine.failures.reduction import simplicity
-from fuzz_attn.engine.failures.triage import KnownFailure, is_same, trigger_in
+from fuzz_attn.engine.failures.triage import KnownFailure, contracts_of, is_same, naming, trigger_in
 from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics, Tally, merged
 from fuzz_attn.errors import CounterexampleError
 from fuzz_attn.operations.registry import FAMILIES
@@ -349,7 +348,7 @@ def one_for_each_bug(report: RunReport) -> RunReport:
     left, same = without_duplicates(report)
     for path in map(Path, same):
         with contextlib.suppress(OSError, CounterexampleError):
-            counterexample.load(path)  # the path may come from a log: nothing else is deleted
+            counterexamples.load(path)  # the path may come from a log: nothing else is deleted
             path.unlink(missing_ok=True)
     for failure in left.failures:
         if failure.path and not failure.saved:
@@ -361,8 +360,8 @@ def _restore(found: Counterexample, path: Path) -> None:
     """Write a file again that has gone, for example with a failure that it was taken for, or that names too little."""
     with contextlib.suppress(OSError, CounterexampleError):
         named = contracts_of(found)
-        if not path.exists() or (named and not set(named) <= set(contracts_of(counterexample.load(path)))):
-            counterexample.overwrite(found, path)
+        if not path.exists() or (named and not set(named) <= set(contracts_of(counterexamples.load(path)))):
+            counterexamples.overwrite(found, path)
 
 
 def without_duplicates(report: RunReport) -> tuple[RunReport, tuple[str, ...]]:
@@ -448,7 +447,7 @@ def _files_of_others(report: RunReport, folders: set[Path], began: float) -> Ite
     paths = {Path(failure.path) for failure in report.failures}
     for path in sorted(path for folder in folders for path in folder.glob("*.json") if path not in paths):
         try:
-            found, changed = counterexample.load(path), path.stat().st_mtime
+            found, changed = counterexamples.load(path), path.stat().st_mtime
         except (CounterexampleError, OSError):  # gone since, or being written by something else
             continue
         new = changed >= began and found.status == "open" and found.confirmation == "confirmed"

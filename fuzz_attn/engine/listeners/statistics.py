@@ -1,4 +1,4 @@
-"""Statistics of a campaign: counts that a listener folds from its events, as plain data.
+"""Statistics of a campaign: counts that a listener folds from its events, as plain data, with accounts of its failures.
 
 :class:`Novelty` notes when anything was new, which decides whether a run is worth going on.
 """
@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fuzz_attn.backends import configurations, mask_coverage
-from fuzz_attn.backends.configurations import KernelConfigurations
-from fuzz_attn.backends.mask_coverage import Mask, Outcome, TargetCoverage
+from fuzz_attn.backends import kernel_coverage
+from fuzz_attn.backends.kernel_coverage import KernelConfigurations, Mask, Outcome, TargetCoverage
+from fuzz_attn.case.aspect_table import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.contract_trial import REFUSED, is_refused, trial_of
-from fuzz_attn.case.not_drawn import FEATURE_OF_WORDS, NotDrawn
 from fuzz_attn.case.plain import Finite, Plain, Seconds, Whole
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.events import (
+    CaseExcused,
     CaseJudged,
     CaseNotCompiled,
     CaseRefused,
@@ -28,17 +29,119 @@ from fuzz_attn.engine.events import (
     Event,
     FailureChanged,
     FailureFound,
+    FailureSeenAgain,
     Finished,
     RefusalReduced,
     RoundCompiled,
     Started,
+    Which,
     WorkerLost,
     WorkerReady,
+    name_of,
 )
-from fuzz_attn.engine.listeners.accounts import Accounts
+from fuzz_attn.engine.failures.triage import OUTPUT, UNWRITTEN, class_of, has_place
+from fuzz_attn.engine.orders import Order
 from fuzz_attn.operations.registry import AnyCase, operation_of
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
+
+EITHER = "output or unwritten"
+"""A wrong fp8 output: a NaN there has the bits of an element that was never written."""
+
+
+@dataclass
+class _Row:
+    """A failure: how many cases showed it, and every class that it has stood for."""
+
+    cases: int = 1
+    classes: set[str] = field(default_factory=set)
+
+    def add(self, found: Counterexample) -> None:
+        found_as = () if found.elsewhere is None else found.elsewhere.found_as
+        self.classes |= {_without_words(name) for name in (class_of(found.verdict), *found.also, *found_as)}
+
+    def covers(self, failure_class: str) -> bool:
+        wanted = {OUTPUT, UNWRITTEN} if failure_class == EITHER else {failure_class}
+        return not wanted.isdisjoint(self.classes)
+
+
+class Accounts:
+    """Counts failing cases and what they are counted as, for each class of failure; call it with each event."""
+
+    def __init__(self) -> None:
+        self.failing = 0
+        """Cases of the search, and saved ones, that failed."""
+        self.excused = 0
+        """Cases that failed in a process that had judged others, and passed in a fresh one."""
+        self._shown: Counter[str] = Counter()
+        """How many of them showed a class; a saved case that is run several times counts once."""
+        self._saved: set[tuple[Order, str]] = set()
+        self._not_repeated: Counter[str] = Counter()
+        self._rows: dict[Which, _Row] = {}
+        self._names: dict[str, Which] = {}
+
+    @property
+    def lost(self) -> int:
+        """How many failed verdicts no failure and no excuse accounts for; in the middle of a run they may follow."""
+        return sum(max(0, cases - self._accounted(name)) for name, cases in self._shown.items())
+
+    def _accounted(self, failure_class: str) -> int:
+        rows = {id(row): row for row in self._rows.values()}.values()
+        return self._not_repeated[failure_class] + sum(row.cases for row in rows if row.covers(failure_class))
+
+    def __call__(self, event: Event) -> None:
+        """Count an event."""
+        match event:
+            case CaseJudged() if event.phase in ("saved", "search"):
+                self._judged(event)
+            case CaseExcused():
+                self.excused += 1
+                self._not_repeated[_without_words(class_of(event.verdict))] += event.judged
+            case FailureFound():
+                self._row(event).add(event.counterexample)
+            case FailureChanged():
+                self._row(event).add(event.counterexample)
+                if event.same_as:
+                    self._unite(event)
+            case FailureSeenAgain():
+                row = self._known(event.which, event.path)
+                if row is not None:
+                    row.cases += event.cases
+
+    def _judged(self, event: CaseJudged) -> None:
+        classes = {_without_words(class_of(verdict)) for verdict in event.verdicts if not verdict.passed}
+        if operation_of(event.order.case).has_fp8_output(event.order.case) and classes & {OUTPUT, UNWRITTEN}:
+            classes = classes - {OUTPUT, UNWRITTEN} | {EITHER}
+        self.failing += bool(classes)
+        if event.phase == "saved":
+            classes = {name for name in classes if (event.order, name) not in self._saved}
+            self._saved |= {(event.order, name) for name in classes}
+        self._shown.update(classes)
+
+    def _row(self, event: FailureFound | FailureChanged) -> _Row:
+        name = event.shard, event.failure
+        self._names[name_of(event.shard, event.failure, event.path)] = name
+        return self._rows.setdefault(name, _Row())
+
+    def _known(self, which: Which | None, path: str) -> _Row | None:
+        """Return the row of a failure, which logs of earlier versions name by its path only."""
+        name = which if which in self._rows else self._names.get(path)
+        return None if name is None else self._rows.get(name)
+
+    def _unite(self, event: FailureChanged) -> None:
+        """Let a failure and the one that it turned out to be have one row."""
+        own, other = self._rows[event.shard, event.failure], self._known(event.same, event.same_as)
+        if other is None or other is own:
+            return
+        other.cases += own.cases
+        other.classes |= own.classes
+        for name in [name for name, row in self._rows.items() if row is own]:
+            self._rows[name] = other
+
+
+def _without_words(failure_class: str) -> str:
+    """Return the line of a class that names one: a finding and an exception at the same line may be one failure."""
+    return failure_class.rpartition(" ")[2] if has_place(failure_class) else failure_class
+
 
 PLAIN = "none of these"
 """Counted as the feature of a case that has none."""
@@ -241,10 +344,10 @@ class Tally:
         self.judging += event.seconds
         self.compiling += event.compiling
         if event.masks:  # nearly always there are no new ones
-            self.masks = mask_coverage.merged((*self.masks, *event.masks))
-            self.outcomes = mask_coverage.outcomes(self.masks)
+            self.masks = kernel_coverage.merged((*self.masks, *event.masks))
+            self.outcomes = kernel_coverage.outcomes(self.masks)
         if event.configurations:
-            self.configurations = configurations.merged((*self.configurations, *event.configurations))
+            self.configurations = kernel_coverage.merged_configurations((*self.configurations, *event.configurations))
         if event.phase in ("confirm", "shrink"):
             self.shrinking += 1
         else:
@@ -303,7 +406,7 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
     if not shards:
         return None
     first = shards[0]
-    masks = mask_coverage.merged(mask for shard in shards for mask in shard.masks)
+    masks = kernel_coverage.merged(mask for shard in shards for mask in shard.masks)
     return Statistics(
         target=first.target,
         backend=first.backend,
@@ -339,10 +442,10 @@ def merged(parts: Iterable[Statistics]) -> Statistics | None:
         excused=sum(shard.excused for shard in shards),
         counterexamples=tuple(sorted({path for shard in shards for path in shard.counterexamples})),
         known=tuple(sorted({path for shard in shards for path in shard.known})),
-        configurations=configurations.merged(each for shard in shards for each in shard.configurations),
+        configurations=kernel_coverage.merged_configurations(each for shard in shards for each in shard.configurations),
         unexercised=first.unexercised,
         masks=masks,
-        outcomes=mask_coverage.outcomes(masks),
+        outcomes=kernel_coverage.outcomes(masks),
     )
 
 

@@ -25,9 +25,9 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.contract_trial import named_of
 from fuzz_attn.case.description import Line, describe
 from fuzz_attn.case.domain import Domain, unpromised
-from fuzz_attn.case.dtypes import is_fp8
 from fuzz_attn.case.families import FAMILIES
 from fuzz_attn.case.parts import Sequence as Tokens
+from fuzz_attn.case.parts import is_fp8
 from fuzz_attn.case.paths import FIRST_CONFIGURATION, in_words
 from fuzz_attn.case.plain import counted
 from fuzz_attn.case.serving import looks_like_serving
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from fuzz_attn.backends.backend import Backend
     from fuzz_attn.binding.binding import Binding
-    from fuzz_attn.case.not_drawn import NotDrawn
+    from fuzz_attn.case.aspect_table import NotDrawn
     from fuzz_attn.case.parts import DTypes
     from fuzz_attn.forensics.explanation import Explanation, FirstOperation
     from fuzz_attn.inputs.random_bits import Floats
@@ -356,13 +356,13 @@ class Attention(Operation):
 
     def parameters_of(self, binding: Binding, reasons: Mapping[str, str]) -> list[tuple[str, str, str]]:
         """Return a row for each parameter of a target: its name, its role in words, and why it has that."""
-        from fuzz_attn.binding.conventions import parameters_of  # noqa: PLC0415 - only few commands need it
+        from fuzz_attn.binding.binding import parameters_of  # noqa: PLC0415 - only few commands need it
 
         return list(parameters_of(binding, reasons))
 
     def conventions_of(self, binding: Binding) -> list[str]:
         """Return layout, output and the other conventions of a target, in sentences."""
-        from fuzz_attn.binding.conventions import conventions_of  # noqa: PLC0415 - as above
+        from fuzz_attn.binding.binding import conventions_of  # noqa: PLC0415 - as above
 
         return list(conventions_of(binding))
 
@@ -449,12 +449,12 @@ class Attention(Operation):
 
     def with_causes(self, verdict: Verdict, experiment: Experiment) -> Verdict:
         """Return a failed verdict with the paths, the compiler's options, the poison or the rounding that it needs."""
-        from fuzz_attn.properties import named_causes, named_paths  # noqa: PLC0415 - imports torch
+        from fuzz_attn.properties import named_causes  # noqa: PLC0415 - imports torch
 
         verdict = named_causes.with_options_named(named_causes.with_poison_named(verdict, experiment), experiment)
         if not (verdict.poison or verdict.hint):
             verdict = named_causes.with_rounding_named(verdict, experiment)
-        return named_paths.with_paths_named(verdict, experiment)
+        return named_causes.with_paths_named(verdict, experiment)
 
     def explain(self, experiment: Experiment, relation: str | None) -> Explanation:
         """Return which key, row, head or factor the kernel gets wrong."""

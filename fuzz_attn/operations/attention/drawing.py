@@ -12,8 +12,7 @@ from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import SearchStrategy
 
 from fuzz_attn.case.aspects import COMPILED_FEATURES, MASK_FEATURES
-from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Strides
 from fuzz_attn.case.serving import serves

@@ -21,16 +21,14 @@ import msgspec
 
 from fuzz_attn.case import paths
 from fuzz_attn.case.aspects import ASPECTS, Aspect, Feature
-from fuzz_attn.case.attention_case import AttentionCase, replace
+from fuzz_attn.case.attention_case import AttentionCase, CompileKey, replace
 from fuzz_attn.case.case_fields import CaseFields
-from fuzz_attn.case.compile_key import CompileKey
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.case.dtypes import WIDE_DTYPES, is_fp8
-from fuzz_attn.case.parts import DTypes, LaunchHints
+from fuzz_attn.case.parts import WIDE_DTYPES, DTypes, LaunchHints, is_fp8
 from fuzz_attn.case.plain import Plain
 from fuzz_attn.errors import CaseError, DomainError, OutOfProbesError
 from fuzz_attn.operations.operation import MOST_REDUCTIONS, Probe, Refusals
-from fuzz_attn.properties.refusal import NOT_REDUCED, Refusal, Stage
+from fuzz_attn.oracle.verdict import NOT_REDUCED, Refusal, Stage
 from fuzz_attn.strategies.compile_keys import values_in, values_of_key
 
 JUDGED_FOR_ONE: Final = 25

@@ -181,13 +181,13 @@ class CacheWrite(SmallOperation):
 
     def load_target(self, name: str, family: str | None, binding: Binding | None) -> Target:
         """Return the target that a specification names."""
-        from fuzz_attn.operations.cache_write.write_target import load  # noqa: PLC0415 - imports torch
+        from fuzz_attn.operations.cache_write.write_experiment import load  # noqa: PLC0415 - imports torch
 
         return load(name, binding)
 
     def signature_roles(self) -> Roles:
         """Return the roles that the parameters of its targets may have."""
-        from fuzz_attn.operations.cache_write.write_target import WRITE_ROLES  # noqa: PLC0415 - imports torch
+        from fuzz_attn.operations.cache_write.write_experiment import WRITE_ROLES  # noqa: PLC0415 - imports torch
 
         return WRITE_ROLES
 

@@ -18,7 +18,7 @@ from fuzz_attn.case.aspects import CONTRACT, SIMPLEST_SIZE
 from fuzz_attn.case.case_fields import Seed
 from fuzz_attn.case.contract_trial import ContractTrial, lines_of
 from fuzz_attn.case.domain import sizes_of, within
-from fuzz_attn.case.dtypes import DTYPES, DTypeName, is_fp8
+from fuzz_attn.case.parts import DTYPES, DTypeName, is_fp8
 from fuzz_attn.case.plain import Count, Plain, counted, shortest
 from fuzz_attn.errors import CaseError
 from fuzz_attn.operations.small_operation import (

@@ -7,7 +7,7 @@ from typing import Any, Final, get_args
 from hypothesis import strategies as st
 
 from fuzz_attn.case.domain import within
-from fuzz_attn.case.dtypes import DTYPES, is_fp8
+from fuzz_attn.case.parts import DTYPES, is_fp8
 from fuzz_attn.operations.cache_write.write_case import (
     LARGEST,
     LARGEST_NUMBER,

@@ -1,5 +1,7 @@
 """Write explain: what a kernel did wrong in a failing cache write, by slots, tokens, heads and numbers.
 
+Tokens may get into wrong slots by another arithmetic of pages and places, and numbers may be rounded in another way.
+
 What is written is nearly exact, so the caches themselves tell which token a slot holds. A mistake of heads, scales or
 types explains a cache if it gives all of its numbers, each within the error bound, and those of near cases that fail.
 """
@@ -7,7 +9,7 @@ types explains a cache if it gives all of its numbers, each within the error bou
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 import torch
@@ -18,22 +20,139 @@ from fuzz_attn.forensics.inquiry import MOST_FINDINGS
 from fuzz_attn.forensics.near_cases import Kind, near_cases, near_experiments
 from fuzz_attn.forensics.padded_stores import gap_for, padded_store
 from fuzz_attn.inputs.output_tensors import OutputTensor
-from fuzz_attn.inputs.tensor_types import is_fp8_dtype
+from fuzz_attn.inputs.storage import INTEGERS, is_fp8_dtype
 from fuzz_attn.operations.cache_write.write_experiment import (
+    CACHE_OF,
+    EXACT,
     LIMITS,
-    NAMES,
+    NOWHERE,
+    QUOTIENT,
     WriteExperiment,
+    WriteTensors,
     parts_of,
     stored,
     with_scale,
 )
-from fuzz_attn.operations.cache_write.write_tensors import NOWHERE, WriteTensors
-from fuzz_attn.operations.cache_write.wrong_roundings import roundings
-from fuzz_attn.operations.cache_write.wrong_slots import Place, mistakes_of_slots
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Expected
+from fuzz_attn.oracle.roundings import FLUSHED, UNIT
 from fuzz_attn.properties.experiment import Experiment
 from fuzz_attn.properties.launch_properties import nothing_else_written
+
+FEWEST: Final = 3
+"""Tokens that must be where an arithmetic puts them: fewer may be there by chance."""
+
+
+class Place(NamedTuple):
+    """Where a token is found: its index, the slot that it should have, the one that holds it, and the page size."""
+
+    token: int
+    slot: int
+    held: int
+    page_size: int
+
+
+_MISTAKES: Final[dict[str, Callable[[Place], int]]] = {
+    "each token is written to the slot of its own index, and not to that of the mapping": lambda at: at.token,
+    "the number of the page and the place in it are exchanged": lambda at: (
+        at.slot % at.page_size * at.page_size + at.slot // at.page_size
+    ),
+    "slots are counted in pages of one place less": lambda at: _in_pages_of(at, at.page_size - 1),
+    "slots are counted in pages of one place more": lambda at: _in_pages_of(at, at.page_size + 1),
+    "the page is that of pages of one place less": lambda at: _page_of(at, at.page_size - 1),
+    "the page is that of pages of one place more": lambda at: _page_of(at, at.page_size + 1),
+    "every token is written to the first page": lambda at: at.slot % at.page_size,
+    "every token is written to the first place of its page": lambda at: at.slot // at.page_size * at.page_size,
+    "each token is written to the slot behind its own": lambda at: at.slot + 1,
+    "each token is written to the slot before its own": lambda at: at.slot - 1,
+    "each token is written to the page behind its own": lambda at: at.slot + at.page_size,
+    "each token is written to the page before its own": lambda at: at.slot - at.page_size,
+}
+
+
+def _in_pages_of(at: Place, size: int) -> int:
+    """Return the slot whose page and place are those of a slot in pages of another size."""
+    return at.slot // size * at.page_size + at.slot % size if size else -1
+
+
+def _page_of(at: Place, size: int) -> int:
+    """Return the slot with the right place, in the page of a slot in pages of another size."""
+    return at.slot // size * at.page_size + at.slot % at.page_size if size else -1
+
+
+def mistakes_of_slots(places: Iterable[Place]) -> list[str]:
+    """Return the arithmetics, in words, that put all of some tokens where they are found.
+
+    >>> mistakes_of_slots([Place(0, 3, 4, 16), Place(1, 9, 10, 16), Place(2, 20, 21, 16)])
+    ['each token is written to the slot behind its own']
+    >>> mistakes_of_slots([Place(0, 3, 4, 16)])
+    []
+    """
+    found = {place for place in places if place.held != place.slot or place.token != place.slot}
+    wrong = [place for place in found if place.held != place.slot]
+    if len(wrong) < FEWEST:
+        return []
+    return [words for words, slot in _MISTAKES.items() if all(slot(place) == place.held for place in found)]
+
+
+_OF_INTEGERS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "numbers are cut off towards 0 and not rounded to the nearest": torch.trunc,
+    "0.5 is added to numbers and they are cut off towards 0: negative ones are rounded up": lambda x: (x + 0.5).trunc(),
+    "numbers are rounded down and not to the nearest": torch.floor,
+    "numbers are rounded up and not to the nearest": torch.ceil,
+    "numbers are rounded away from 0 and not to the nearest": lambda x: x.abs().ceil() * x.sign(),
+}
+
+
+def roundings(
+    new: torch.Tensor, scale: torch.Tensor, tensors: WriteTensors, name: str
+) -> Iterator[tuple[str, Expected]]:
+    """Yield roundings in words, with what a cache would hold: the numbers next to the exact ones on one side."""
+    dtype = tensors.outputs[name].tensor.dtype
+    known = stored(new, scale, tensors, name)
+    exact = new.double()
+    if "k_scale_cache" in tensors.outputs:
+        largest = exact.abs().amax(-1, keepdim=True) / LIMITS[dtype]
+        exact = exact / largest.masked_fill(largest == 0.0, 1.0)
+    elif is_fp8_dtype(dtype):
+        exact = exact / scale.double()
+    elif new.dtype == dtype:
+        return
+    error = exact.abs() * 3.0 * QUOTIENT + FLUSHED
+    for words, to_number in (_OF_INTEGERS if dtype == torch.int8 else _of_floats(dtype)).items():
+        error = error + UNIT if dtype == torch.int8 else error
+        low, high = to_number(exact - error), to_number(exact + error)
+        unit = EXACT if dtype == torch.int8 else EXACT * torch.finfo(dtype).eps * high.abs()
+        yield words, Expected((low + high) / 2.0, (high - low).abs() / 2.0 + unit, known.judged)
+
+
+def _of_floats(dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """Return roundings to a type of floats that are not to the nearest number."""
+    return {
+        "numbers are cut off towards 0 and not rounded to the nearest": lambda x: _towards_0(x, dtype),
+        "numbers are rounded down and not to the nearest": lambda x: _rounded_down(x, dtype),
+        "numbers are rounded up and not to the nearest": lambda x: -_rounded_down(-x, dtype),
+    }
+
+
+def _towards_0(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    limit = torch.finfo(dtype).max
+    near = exact.clamp(-limit, limit).to(dtype)
+    bits = near.view(INTEGERS[dtype.itemsize])
+    cut = (bits - (near.double().abs() > exact.abs()).to(bits.dtype)).view(dtype)
+    return cut.double()
+
+
+def _rounded_down(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    limit = torch.finfo(dtype).max
+    near = exact.clamp(-limit, limit).to(dtype)
+    bits = near.view(INTEGERS[dtype.itemsize])
+    above = near.double() > exact
+    # Numbers of one sign are ordered as their bits are, negative ones the other way round. What rounds to 0 stays:
+    # no mistake is told by numbers as small.
+    moved = torch.where(near.double() > 0.0, bits - 1, bits + 1)
+    return torch.where(above & (near.double() != 0.0), moved, bits).view(dtype).double()
+
 
 NEAR: Final = 6
 """Near cases on which a mistake is confirmed that gives all numbers of the failing one."""
@@ -111,8 +230,8 @@ def explain(experiment: Experiment, kind: Kind) -> Explanation:
         return _of([padding])
     tensors: WriteTensors = experiment.left
     found: dict[tuple[Reason, str], list[str]] = {}
-    for name in sorted(tensors.outputs, key=lambda name: name not in NAMES):
-        if any(name in map(NAMES.get, names) for names in found.values()) and _follows(name, experiment, tensors):
+    for name in sorted(tensors.outputs, key=lambda name: name not in CACHE_OF):
+        if any(name in map(CACHE_OF.get, names) for names in found.values()) and _follows(name, experiment, tensors):
             continue
         for reason, words in _findings(_cache(experiment, tensors, name), experiment, tensors, kind):
             found.setdefault((reason, words), []).append(name)
@@ -150,7 +269,7 @@ def _of_slots(experiment: WriteExperiment, kind: Kind) -> str:
 def _follows(name: str, experiment: WriteExperiment, tensors: WriteTensors) -> bool:
     """Return whether a cache holds the right numbers for the scales that are stored, which are wrong."""
     outputs = experiment.first.tensors.outputs
-    scales = next(outputs[of].elements for of, numbers in NAMES.items() if numbers == name)
+    scales = next(outputs[of].elements for of, numbers in CACHE_OF.items() if numbers == name)
     new, _ = parts_of(tensors)[name]
     dtype = outputs[name].tensor.dtype
     known = with_scale(new.double(), scales.double(), dtype)
@@ -210,7 +329,7 @@ def _findings(
         if "k_scale_cache" in launched.outputs and _zeros_are_nan(cache, experiment, kind):
             yield "scale", "rows of zeros are divided by their scale, 0"
             return
-        if words := _of_scales(cache, experiment, kind) if cache.name in NAMES else _of_limit(cache, dtype):
+        if words := _of_scales(cache, experiment, kind) if cache.name in CACHE_OF else _of_limit(cache, dtype):
             yield "scale", words
             return
     yield from _slots_of_no_token(cache)
@@ -257,7 +376,7 @@ def _mistakes(name: str, tensors: WriteTensors) -> Iterator[tuple[Reason, str, E
     for head in range(new.shape[1] if new.shape[1] > 1 else 0):
         of_head = stored(new[:, head : head + 1].expand_as(new), scale, tensors, name)
         yield "head mapping", f"all heads hold head {head}", of_head
-    if name in NAMES:
+    if name in CACHE_OF:
         yield (
             "scale",
             "scales follow from the largest number and not from the largest magnitude",
@@ -269,7 +388,7 @@ def _mistakes(name: str, tensors: WriteTensors) -> Iterator[tuple[Reason, str, E
             yield "arithmetic", f"scales are rounded to {str(narrow).removeprefix('torch.')}", rounded
         yield from _other_scales(stored(new, scale, tensors, name), new)
     yield "address", f"it holds the numbers of {other}", stored(others, scale, tensors, name)
-    if is_fp8_dtype(tensors.outputs[name].tensor.dtype) and name not in NAMES and len(tensors.outputs) == 2:
+    if is_fp8_dtype(tensors.outputs[name].tensor.dtype) and name not in CACHE_OF and len(tensors.outputs) == 2:
         one = torch.ones_like(scale)
         yield "scale", "numbers are not divided by the scale", stored(new, one, tensors, name)
         yield "scale", "numbers are multiplied with the scale", stored(new, one / scale, tensors, name)
@@ -280,7 +399,7 @@ def _mistakes(name: str, tensors: WriteTensors) -> Iterator[tuple[Reason, str, E
     for narrow in (torch.float16, torch.bfloat16):
         words = f"numbers are rounded to {str(narrow).removeprefix('torch.')} on the way"
         yield "arithmetic", words, stored(new.to(narrow).to(new.dtype), scale, tensors, name)
-    if name not in NAMES:
+    if name not in CACHE_OF:
         yield "arithmetic", "the signs of numbers are lost", stored(new.abs(), scale, tensors, name)
         yield "arithmetic", "numbers have the opposite sign", stored(-new, scale, tensors, name)
         for words, expected in roundings(new, scale, tensors, name):
@@ -319,7 +438,7 @@ def _of_scales(cache: Cache, experiment: WriteExperiment, kind: Kind) -> str:
     told = [ratio for ratio in ratios if ratio is not None]
     if first is None or len(told) < len(ratios) or max(told) - min(told) > ALIKE * first:
         return ""
-    limit = LIMITS[experiment.first.tensors.outputs[NAMES[cache.name]].tensor.dtype]
+    limit = LIMITS[experiment.first.tensors.outputs[CACHE_OF[cache.name]].tensor.dtype]
     largest = limit / first
     words = f"scales are {factor(first)} times what they must be"
     if first != 1.0 and abs(largest - round(largest)) <= 4 * ALIKE * largest and round(largest) > 1:
@@ -421,7 +540,7 @@ def _wrong_tokens(cache: Cache, output: OutputTensor) -> Iterator[tuple[Reason, 
             yield "address", f"slot {slot} holds token {other} and not token {token}"
         elif cache.nearly_holds(slot, token, _spacing(output.tensor.dtype)):
             yield "arithmetic", f"numbers of token {token} in slot {slot} are rounded wrongly"
-        elif cache.name in NAMES:
+        elif cache.name in CACHE_OF:
             yield "scale", f"the scales of token {token} in slot {slot} do not follow from its largest magnitude"
         elif ratio := cache.factor_of(slot, token):
             yield "scale", f"numbers of token {token} in slot {slot} are {ratio} times what they must be"

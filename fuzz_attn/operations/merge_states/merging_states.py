@@ -178,13 +178,13 @@ class MergeStates(SmallOperation):
 
     def load_target(self, name: str, family: str | None, binding: Binding | None) -> Target:
         """Return the target that a specification names."""
-        from fuzz_attn.operations.merge_states.state_target import load  # noqa: PLC0415 - imports torch
+        from fuzz_attn.operations.merge_states.state_experiment import load  # noqa: PLC0415 - imports torch
 
         return load(name, binding)
 
     def signature_roles(self) -> Roles:
         """Return the roles that the parameters of its targets may have."""
-        from fuzz_attn.operations.merge_states.state_target import STATE_ROLES  # noqa: PLC0415 - imports torch
+        from fuzz_attn.operations.merge_states.state_experiment import STATE_ROLES  # noqa: PLC0415 - imports torch
 
         return STATE_ROLES
 

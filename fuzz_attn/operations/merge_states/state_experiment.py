@@ -1,4 +1,4 @@
-"""State experiment: the launches of one case of merging, those of its relations, and the reference with its bound.
+"""State experiment: the tensors of a merge, the callable that gets them, its launches, and the reference.
 
 With states ``(o_i, l_i)`` of a row, ``m = max l_i`` and ``w_i = exp(l_i - m)``, the merged output is
 ``o = sum w_i o_i / sum w_i`` and the merged LSE ``m + log(sum w_i)``. Without any key they are 0 and -inf.
@@ -27,21 +27,206 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from msgspec.structs import replace
 
-from fuzz_attn.case.recipes import SlotPoison
-from fuzz_attn.operations.merge_states.state_case import StateCase
-from fuzz_attn.operations.merge_states.state_tensors import EMPTY, StateTensors, materialise, outputs_of
-from fuzz_attn.operations.small_target import SmallExperiment
+from fuzz_attn.binding.binding import Binding
+from fuzz_attn.case.parts import LaunchHints
+from fuzz_attn.case.recipes import LogSumExp, SlotPoison
+from fuzz_attn.case.visibility import Visibility
+from fuzz_attn.inputs.output_tensors import CallTensors, OutputTensor
+from fuzz_attn.inputs.random_bits import Stream
+from fuzz_attn.inputs.storage import (
+    TORCH_DTYPES,
+    bits_dtype,
+    bits_of,
+    output_poison,
+    poisoned,
+    rounded,
+    slot_poison,
+    strided,
+    tensors_over,
+)
+from fuzz_attn.operations.merge_states.state_case import NAME, NAMES, NEEDED, ROLES, StateCase, StateDomain, StateType
+from fuzz_attn.operations.small_target import Forms, Roles, SmallExperiment, SmallTarget, found, limited, with_far_axis
 from fuzz_attn.oracle.error_bound import stored_bound
 from fuzz_attn.oracle.reference import PLAIN_MODEL, Expected, Reference
 from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.oracle.roundings import FLUSHED, UNDERFLOW, UNIT
 from fuzz_attn.properties.comparisons import Comparison, SameBits, WithinBound, second_launch
+
+_LSES, _OUTPUTS, _EMPTY, _ROWS = 61, 62, 63, 64
+"""The streams of random numbers."""
+BASES: Final = {"e": math.e, "2": 2.0}
+EMPTY: Final = -np.inf
+"""The LSE of a state, or of a merged row, that saw no key."""
+
+
+@dataclass(frozen=True)
+class StateTensors(CallTensors):
+    """The states of all rows, and the outputs ``out`` and ``lse`` of the merge.
+
+    ``partial_outputs`` is ``[num_states, num_tokens, num_heads, head_size]``, ``partial_lses`` is float32
+    ``[num_states, num_tokens, num_heads]``. ``out`` is ``[num_tokens or more, num_heads, head_size]`` in their type,
+    and ``lse`` float32 ``[num_tokens or more, num_heads]``. LSEs are logarithms of ``base``. To the judge all rows are
+    one sequence.
+    """
+
+    partial_outputs: torch.Tensor
+    partial_lses: torch.Tensor
+    outputs: dict[str, OutputTensor]
+    query_lens: tuple[int, ...] = (1,)
+    context_lens: tuple[int, ...] = (0,)
+    base: float = math.e
+    visibility: Visibility = field(default_factory=Visibility)
+    launch: LaunchHints = field(default_factory=LaunchHints)
+
+    def inputs(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the name and tensor of everything that a merge must not change."""
+        yield "partial_outputs", self.partial_outputs
+        yield "partial_lses", self.partial_lses
+
+
+def empty_of(case: StateCase) -> npt.NDArray[np.bool_]:
+    """Return which states saw no key, ``[num_states, num_tokens, num_heads]``."""
+    shape = case.num_states, case.num_tokens, case.num_heads
+    empty = np.zeros(shape, np.bool_)
+    if case.empty_states:
+        empty |= Stream(case.seed, _EMPTY).below(4, *shape) == 0
+        kept = np.arange(case.num_tokens * case.num_heads).reshape(shape[1:]) % case.num_states
+        np.put_along_axis(empty, kept[None], False, 0)
+    if case.empty_rows:
+        rows = Stream(case.seed, _ROWS).below(3, *shape[1:]) == 0
+        rows.flat[0] = True
+        empty |= rows
+    return empty
+
+
+def materialise(case: StateCase, device: str = "cpu", *, reverse: bool = False) -> StateTensors:
+    """Return the tensors of a case, with the states in the reverse order on demand."""
+    shape = case.num_states, case.num_tokens, case.num_heads
+    empty = empty_of(case)
+    lses = np.float32(case.lse_offset) + np.float32(case.lse_spread) * Stream(case.seed, _LSES).normals(*shape)
+    lses = np.where(empty, np.float32(EMPTY), lses)
+    bits = rounded(Stream(case.seed, _OUTPUTS).normals(*shape, case.head_size), case.dtype)
+    bits = np.where(empty[..., None], bits.dtype.type(slot_poison(case.dtype, case.poison)), bits)
+    if reverse:
+        bits, lses = bits[::-1], lses[::-1]
+    memory, view = _memory((*shape, case.head_size), case.gap, case.dtype, slot_poison(case.dtype, "nan"))
+    view[...] = bits
+    sums, sums_view = _memory(shape, 0, "float32", slot_poison("float32", "nan"))
+    sums_view[...] = np.ascontiguousarray(lses).view(np.uint32)
+    outputs = tensors_over(memory, (view,), TORCH_DTYPES[case.dtype], device)[0]
+    near_sums = tensors_over(sums, (sums_view,), torch.float32, device)[0]
+    return StateTensors(
+        partial_outputs=with_far_axis(case, outputs, "partial_outputs", ("state", "token", "head")),
+        partial_lses=with_far_axis(case, near_sums, "partial_lses", ("state", "token", "head")),
+        outputs=outputs_of(case, device),
+        base=BASES[case.base],
+        query_lens=(case.num_tokens,),
+    )
+
+
+def outputs_of(case: StateCase, device: str, variant: int = 0) -> dict[str, OutputTensor]:
+    """Return the poisoned outputs of a case; ``variant`` 1 has the other poison."""
+    rows = case.num_tokens + case.padded_tokens
+    shapes: dict[str, tuple[tuple[int, ...], int, StateType]] = {
+        "out": ((rows, case.num_heads, case.head_size), case.gap, case.dtype),
+        "lse": ((rows, case.num_heads), 0, "float32"),
+    }
+    found = {}
+    for name, (shape, gap, dtype) in shapes.items():
+        poison = output_poison(dtype, variant)
+        memory, view = _memory(shape, gap, dtype, poison)
+        near = tensors_over(memory, (view,), TORCH_DTYPES[dtype], device)[0]
+        tensor = with_far_axis(case, near, name, ("token", "head"))
+        axes = ("token", "head", "column")[: len(shape)]
+        found[name] = OutputTensor(tensor, poison, (slice(0, case.num_tokens),), None, axes)
+    return found
+
+
+def _memory(
+    shape: tuple[int, ...], gap: int, dtype: StateType, poison: int
+) -> tuple[npt.NDArray[np.unsignedinteger], npt.NDArray[np.unsignedinteger]]:
+    """Return poisoned memory for a tensor whose last axis has ``gap`` elements behind it, and the view of it."""
+    memory = poisoned((*shape[:-1], shape[-1] + gap), bits_dtype(dtype), poison)
+    return memory, strided(memory, shape, tuple(stride // memory.itemsize for stride in memory.strides))
+
+
+LAUNCHER: Final = "merge_states:merge_states"
+STATE_ROLES: Final = Roles(ROLES, NAMES, NEEDED, "a merge of states")
+_BASES: Final = {"e": "the natural logarithm", "2": "the logarithm of base 2"}
+_PROMISED: Final = frozenset(("empty_states", "strides"))
+"""What the names of other parameters than this project's own promise."""
+
+
+@dataclass(frozen=True)
+class StateTarget(SmallTarget):
+    """A callable that merges all states of a row, or two."""
+
+    def value(  # noqa: PLR0911 - one for each kind of role
+        self, role: str, tensors: StateTensors, forms: Forms
+    ) -> object:
+        """Return the argument of a role."""
+        outputs, sums = tensors.partial_outputs, self._ordered(tensors.partial_lses)
+        place = 0 if role.startswith("first") else 1
+        match role:
+            case "partial_outputs":
+                return outputs
+            case "first_output" | "second_output":
+                return outputs[place]
+            case "partial_lses" | "first_lse" | "second_lse":
+                given = sums if role == "partial_lses" else sums[place]
+                return given if self.domain.lse.order == "tokens" else forms.given(role, given)
+            case "token_outputs" | "token_lses":
+                by_token = (outputs if role == "token_outputs" else tensors.partial_lses).transpose(0, 1)
+                return forms.given(role, by_token.flatten(0, 1) if "state_indptr" in self.roles else by_token)
+            case "state_indptr":
+                count, tokens = outputs.shape[:2]
+                return forms.given(role, torch.arange(tokens + 1, dtype=torch.int32, device=outputs.device) * count)
+            case "first_to_out" | "first_to_lse":
+                output = tensors.outputs["out" if role == "first_to_out" else "lse"].tensor
+                first = (outputs if role == "first_to_out" else tensors.partial_lses)[0]
+                bits_of(output)[: len(first)] = bits_of(first)
+                return output
+            case "lse" if self.domain.lse.order == "heads":
+                own = tensors.outputs["lse"]
+                return forms.output(role, own, own.tensor.T, lambda bits: bits.T)
+        return tensors.outputs[role].tensor
+
+    def _ordered(self, lses: torch.Tensor) -> torch.Tensor:
+        return lses if self.domain.lse.order == "tokens" else lses.transpose(-1, -2)
+
+    def variants(self) -> Iterator[tuple[StateTarget, str]]:
+        """Yield the target with each base of LSEs, and each order of their axes where it is given such tensors."""
+        if self.match.published or "lse" in self.match.binding.domain:
+            return
+        has_order = not {"token_lses", "first_to_lse"} & set(self.roles)
+        for order in ("tokens", "heads") if has_order else ("tokens",):
+            for base, words in _BASES.items():
+                lse = LogSumExp(base="2" if base == "2" else "e", order="heads" if order == "heads" else "tokens")
+                yield self.with_domain(replace(self.domain, lse=lse)), f"LSEs are {words}, {order} first"
+
+
+def load(name: str, binding: Binding | None) -> StateTarget:
+    """Return the target that a specification names; raises :class:`TargetError` where its parameters do not fit."""
+    call, match = found(name, binding, (NAME, LAUNCHER), STATE_ROLES)
+    roles, domain = set(match.binding.parameter_of), StateDomain()
+    if not match.published and not match.binding.whole:
+        pair = {"second_output", "second_lse"} & roles
+        domain = replace(domain, features=_PROMISED, empty_outputs=("zero",), num_states=(2, 2) if pair else (1, 64))
+    target = StateTarget(name, call, domain=limited(domain, match.binding), binding=binding, how=match)
+    if {"out", "first_to_out"} & roles:
+        return target
+    return target.with_domain(target.domain, returns=("out", "lse"), output="returned")
+
 
 _OTHER_POISON: Final[dict[SlotPoison, SlotPoison]] = {
     "zero": "nan",

@@ -19,11 +19,9 @@ from fuzz_attn.forensics.explanation import OR, Explanation, Finding, Reason, ra
 from fuzz_attn.forensics.near_cases import Kind, near_experiments
 from fuzz_attn.forensics.padded_stores import gap_for, padded_store
 from fuzz_attn.inputs.output_tensors import same_bytes
-from fuzz_attn.inputs.storage import elements_in
-from fuzz_attn.inputs.tensor_types import bits_of
+from fuzz_attn.inputs.storage import bits_of, elements_in
 from fuzz_attn.operations.merge_states.state_case import StateCase, described
-from fuzz_attn.operations.merge_states.state_experiment import StateExperiment, merge
-from fuzz_attn.operations.merge_states.state_tensors import EMPTY, StateTensors
+from fuzz_attn.operations.merge_states.state_experiment import EMPTY, StateExperiment, StateTensors, merge
 from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import Expected, Reference
 from fuzz_attn.oracle.verdict import Verdict

@@ -12,18 +12,17 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from fuzz_attn.backends.mask_coverage import Mask
-from fuzz_attn.engine.failures.contract_rows import is_contract, others_in_words
-from fuzz_attn.engine.failures.triage import has_place
+from fuzz_attn.backends.kernel_coverage import Mask
+from fuzz_attn.engine.failures.triage import has_place, is_contract, others_in_words
 from fuzz_attn.engine.listeners.results import FoundFailure
 from fuzz_attn.operations.operation import Batch
 from fuzz_attn.operations.registry import operation_of
 from fuzz_attn.oracle.verdict import Element, Verdict, Weights
 from fuzz_attn.report import failure
 from fuzz_attn.report.outcome import NOT_FOLLOWED, cause, failure_in_words, rows_of, smallest_case, status_of
-from fuzz_attn.report.page import drawings
+from fuzz_attn.report.page import charts
+from fuzz_attn.report.page.sections import Table, number, table
 from fuzz_attn.report.page.sources import Excerpt, Place, Places
-from fuzz_attn.report.page.tables import Table, number, table
 from fuzz_attn.report.printing import count, safe
 
 MOST_FAILURES: Final = 100
@@ -144,7 +143,7 @@ def _shown(
         place=place,
         cases=count(cases, "case").replace(str(cases), number(cases)),
         first_seen=f"{found.first_seen:.1f} s",
-        thumbnail=drawings.thumbnail(verdict.weights) if verdict.weights else Markup(),
+        thumbnail=charts.thumbnail(verdict.weights) if verdict.weights else Markup(),
         weights=_weights(verdict.weights) if verdict.weights else None,
         excerpt=_excerpt(verdict, places, masks),
         beyond=_beyond(verdict),
@@ -174,10 +173,10 @@ def _cut(text: str) -> str:
 
 
 def _weights(weights: Weights) -> Shown | None:
-    drawing = drawings.picture(weights)
+    drawing = charts.picture(weights)
     if not drawing:
         return None
-    words = drawings.sentence(drawings.grid_of(weights))
+    words = charts.sentence(charts.grid_of(weights))
     head = f"Head {weights.head}, sequence {weights.sequence}."
     larger = f"From a larger case, which shows more: {weights.larger}." if weights.larger else ""
     return Shown(drawing, f"{head} {words}", safe(larger))

@@ -1,5 +1,7 @@
 """The page of one run: one HTML file with one short script of its own, and without addresses of a network.
 
+Its surroundings: where it lies, the run before and the trend to link to, how lines of source are linked.
+
 It answers in the order of the questions of a reader: what is wrong, where, how often, what next; then what was covered,
 and last the counters.
 """
@@ -8,20 +10,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fuzz_attn.backends import configurations
-from fuzz_attn.binding.conventions import parameters_of
-from fuzz_attn.case import not_drawn
+from fuzz_attn.backends import kernel_coverage
+from fuzz_attn.binding.binding import parameters_of
+from fuzz_attn.case import aspect_table
 from fuzz_attn.engine.listeners.results import LEAST_JUDGED
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.errors import OutputError
@@ -30,11 +35,48 @@ from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.outcome import Sentence, rows_of, verdict_of
 from fuzz_attn.report.page import sections
 from fuzz_attn.report.page.failures import MOST_FAILURES, ShownFailure, shown_failures
-from fuzz_attn.report.page.run_log import RunLog
+from fuzz_attn.report.page.run_log import RunLog, run_before
+from fuzz_attn.report.page.sections import Table, number, share, table
 from fuzz_attn.report.page.sources import Places, source_files
-from fuzz_attn.report.page.surroundings import Surroundings
-from fuzz_attn.report.page.tables import Table, number, share, table
 from fuzz_attn.report.printing import count, safe, visible
+
+PAGE_NAME: Final = "report.html"
+PAGE_OF_RUNS: Final = "trend.html"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What lies around a page: its folder, the addresses of other pages, and how the source is linked to.
+
+    A page that is served lies in no ``folder``, and links to no file.
+    ``before`` has the address of the run before, of each target that has one; ``trend`` is empty where there is none.
+    """
+
+    folder: Path | None = None
+    before: dict[str, str] = field(default_factory=dict)
+    trend: str = ""
+    places: Places = field(default_factory=Places)
+
+
+def surroundings(
+    run: Path, targets: Iterable[str], page: Path, *, link: str = "", trend: Path | None = None
+) -> Surroundings:
+    """Return what lies around the page of a run's folder: only pages that exist, and a ``trend`` that is made later."""
+    place = page.absolute().parent
+    before = {target: earlier / PAGE_NAME for target in targets if (earlier := run_before(run, target)) is not None}
+    later = run.absolute().parent / PAGE_OF_RUNS
+    found = trend or (later if later.is_file() else None)
+    return Surroundings(
+        place,
+        {target: _address(path, place) for target, path in before.items() if path.is_file()},
+        _address(found, place) if found else "",
+        Places(link),
+    )
+
+
+def _address(path: Path, place: Path) -> str:
+    return quote(os.path.relpath(path.absolute(), place))
+
 
 _LONG_NUMBER: Final = re.compile(r"\d{5,}")
 _STATES: Final = ("new", "regressed", "open", "known")
@@ -257,7 +299,7 @@ def _summary(log: RunLog) -> list[tuple[str, str]]:
             safe("; ".join(f"{what}: {number(times)}" for what, times in statistics.unsupported.items())) or "none",
         ),
         ("worker deaths", number(statistics.deaths)),
-        ("not drawn", safe("; ".join(not_drawn.sentences(statistics.not_drawn))) or "nothing"),
+        ("not drawn", safe("; ".join(aspect_table.sentences(statistics.not_drawn))) or "nothing"),
         ("mask coverage", _coverage(log)),
         ("largest err / bound", _ratios(log)),
     ]
@@ -267,7 +309,7 @@ def _summary(log: RunLog) -> list[tuple[str, str]]:
     elif statistics.kernels_compiled or statistics.kernels_loaded:
         rows.insert(5, ("kernels compiled", f"{statistics.kernels_compiled}, {statistics.kernels_loaded} from a cache"))
     if statistics.configurations:
-        rows.append(("configurations", safe(configurations.covered(statistics.configurations))))
+        rows.append(("configurations", safe(kernel_coverage.covered(statistics.configurations))))
     if statistics.unexercised:
         rows.append(("not exercised", safe("; ".join(statistics.unexercised))))
     if statistics.unfinished:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from fuzz_attn.backends.mask_coverage import Mask
+from fuzz_attn.backends.kernel_coverage import Mask
 from fuzz_attn.foreign_files import content_of
 from fuzz_attn.report import mask_gaps
 from fuzz_attn.report.mask_gaps import Gap

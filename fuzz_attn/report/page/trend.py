@@ -16,10 +16,8 @@ from fuzz_attn.report.outcome import rows_of
 from fuzz_attn.report.page import charts
 from fuzz_attn.report.page.failures import title_of
 from fuzz_attn.report.page.run_log import RunLog
-from fuzz_attn.report.page.run_page import moment, render, verdict_in_words
-from fuzz_attn.report.page.sections import covered_pairs
-from fuzz_attn.report.page.surroundings import PAGE_NAME
-from fuzz_attn.report.page.tables import Cell, Figure, Row, Table, number, table
+from fuzz_attn.report.page.run_page import PAGE_NAME, moment, render, verdict_in_words
+from fuzz_attn.report.page.sections import Cell, Figure, Row, Table, covered_pairs, number, table
 from fuzz_attn.report.printing import count, safe
 
 _SHOWN_RUNS: Final = 12

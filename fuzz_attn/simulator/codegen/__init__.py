@@ -4,6 +4,6 @@
 use. `operations` holds the handlers that emit each kind of operation. They share `emitter` (names and placement, value
 ranges, records of masks), `access_plans` (memory) and `carried` (values of loops and branches).
 
-The generated code is a tree of `expressions` and `statements`. `terms` are the variables and numbers that hold a value
-of the IR, in regions that run together, and the bounds of integers.
+The generated code is a tree of expressions and statements (`source_tree`). `terms` are the variables and numbers that
+hold a value of the IR, in regions that run together, and the bounds of integers.
 """

@@ -12,14 +12,16 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from fuzz_attn.simulator.codegen.emitter import Emitter, cover, factors_of
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.source_tree import (
     ALL,
     NONE,
     NUMPY,
     RUN,
     Attribute,
     Binary,
+    Do,
     Expression,
+    If,
     Name,
     call,
     constant,
@@ -29,7 +31,6 @@ from fuzz_attn.simulator.codegen.expressions import (
     method,
     numpy,
 )
-from fuzz_attn.simulator.codegen.statements import Do, If
 from fuzz_attn.simulator.codegen.terms import (
     Term,
     Val,

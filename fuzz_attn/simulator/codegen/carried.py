@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuzz_attn.simulator.codegen.emitter import Emitter, range_of
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.source_tree import (
     NUMPY,
+    Assign,
     Attribute,
     Expression,
     Group,
@@ -17,7 +18,6 @@ from fuzz_attn.simulator.codegen.expressions import (
     joined,
     number,
 )
-from fuzz_attn.simulator.codegen.statements import Assign
 from fuzz_attn.simulator.codegen.terms import Region, RunRange, Scope, Term, Val, broadcast_shape, range_call
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.ttir.ir import Value

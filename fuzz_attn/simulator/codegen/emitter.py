@@ -19,14 +19,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fuzz_attn.errors import SimulatorError, UnsupportedOperation
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.program import COMPLETE, COMPLETE_SINGLE
+from fuzz_attn.simulator.codegen.source_tree import (
+    NO_ORIGIN,
+    Assign,
     Binary,
     Builder,
     Conditional,
+    Do,
     Expression,
+    If,
     ListOf,
     Literal,
     Name,
+    Origin,
+    Statement,
     call,
     combines_two_arrays,
     constant,
@@ -38,7 +45,6 @@ from fuzz_attn.simulator.codegen.expressions import (
     numpy,
     size,
 )
-from fuzz_attn.simulator.codegen.statements import NO_ORIGIN, Assign, Do, If, Origin, Statement
 from fuzz_attn.simulator.codegen.terms import (
     CONSTANTS,
     EVERYTHING,
@@ -57,7 +63,6 @@ from fuzz_attn.simulator.codegen.terms import (
     range_call,
     test_of_32_bits,
 )
-from fuzz_attn.simulator.mask_outcomes import COMPLETE, COMPLETE_SINGLE
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER
 from fuzz_attn.ttir.ir import Location, Operation, Value

@@ -1,4 +1,7 @@
-"""From a parsed kernel to its program, block by block, through early returns and other branches that lead forwards."""
+"""From a parsed kernel to its program, block by block, through early returns and other branches that lead forwards.
+
+The table of handlers says which function emits which operation of the IR: all that the simulator knows.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,48 @@ from typing import Any, Final
 
 from fuzz_attn.simulator.codegen.carried import unpacked
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, cover
-from fuzz_attn.simulator.codegen.expressions import RUN, Group, ListOf, Name, call, method
-from fuzz_attn.simulator.codegen.operations.table import HANDLERS
+from fuzz_attn.simulator.codegen.operations import (
+    assertions,
+    control_flow,
+    memory_operations,
+    number_operations,
+    tile_operations,
+)
+from fuzz_attn.simulator.codegen.operations.memory_operations import exchanges_of
 from fuzz_attn.simulator.codegen.program import Program
-from fuzz_attn.simulator.codegen.statements import Assign, Define, Do, If, Pruner, Return, Statement, printed
+from fuzz_attn.simulator.codegen.source_tree import (
+    RUN,
+    Assign,
+    Define,
+    Do,
+    Group,
+    If,
+    ListOf,
+    Name,
+    Pruner,
+    Return,
+    Statement,
+    call,
+    method,
+    printed,
+)
 from fuzz_attn.simulator.codegen.terms import Region, RunRange, Scope, Term, range_call
 from fuzz_attn.simulator.runtime import ranges
-from fuzz_attn.ttir.barriers import exchanges_of
 from fuzz_attn.ttir.ir import Block, Function, Operation, Value
 from fuzz_attn.ttir.kernel_arithmetic import arithmetic_of, largest_operand
 from fuzz_attn.ttir.value_graph import tracked_values, walk
+
+_HANDLERS: dict[str, Handler] = {
+    **number_operations.HANDLERS,
+    **tile_operations.HANDLERS,
+    **memory_operations.HANDLERS,
+    **control_flow.HANDLERS,
+    **assertions.HANDLERS,
+}
+
+HANDLERS: dict[str, Handler] = {
+    name: memory_operations.with_order(assertions.with_hints(handler)) for name, handler in _HANDLERS.items()
+}
 
 
 def emit_blocks(emitter: Emitter, blocks: list[Block]) -> list[Statement]:

@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.source_tree import (
     RUN,
     Attribute,
     Binary,
     Expression,
     Literal,
     Name,
+    Statement,
     all_of,
     call,
     constant,
     index,
 )
-from fuzz_attn.simulator.codegen.statements import Statement
 from fuzz_attn.simulator.runtime.ranges import HIGH, LOW, Range
 from fuzz_attn.ttir.ir import Type
 

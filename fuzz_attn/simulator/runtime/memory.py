@@ -19,7 +19,9 @@ import numpy.typing as npt
 
 from fuzz_attn.simulator.access_checks import (
     Buffer,
+    FindingKind,
     Layout,
+    Reporter,
     check_written,
     discard_outside,
     inspect_rows,
@@ -27,7 +29,6 @@ from fuzz_attn.simulator.access_checks import (
     store_tracked,
     track_load,
 )
-from fuzz_attn.simulator.findings import FindingKind, Reporter
 from fuzz_attn.simulator.runtime.float_formats import CONTAINER, bitcast, from_bits, narrowed, round_to, to_storage
 
 Array = npt.NDArray[Any]

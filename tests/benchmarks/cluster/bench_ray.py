@@ -16,10 +16,10 @@ from typing import Any, Final
 from ray.cluster_utils import Cluster
 
 from fuzz_attn.engine.events import CaseJudged, Event
+from fuzz_attn.engine.fuzz_run import run_and_log
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run.fuzz_run import run_and_log
-from fuzz_attn.engine.run.ray_shards import RayCluster, RayShards
-from fuzz_attn.engine.run.run_plan import RunPlan, available_cores
+from fuzz_attn.engine.ray_shards import RayCluster, RayShards
+from fuzz_attn.engine.run_plan import RunPlan, available_cores
 
 NODE: Final[dict[str, Any]] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 HEAD: Final = NODE | {"num_cpus": 0, "include_dashboard": False}

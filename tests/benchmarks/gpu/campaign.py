@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from fuzz_attn.engine.events import CaseJudged, Event, Finished
+from fuzz_attn.engine.fuzz_run import run_and_log
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run.fuzz_run import run_and_log
-from fuzz_attn.engine.run.run_plan import RunPlan
+from fuzz_attn.engine.run_plan import RunPlan
 
 SEED: Final = 20261122
 

@@ -14,7 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from fuzz_attn.case.compile_key import CompileKey
+from fuzz_attn.case.attention_case import CompileKey
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine.events import FailureChanged, FailureFound, WorkerReady
 from fuzz_attn.engine.failures.triage import class_of

@@ -18,8 +18,8 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.families import Family
 from fuzz_attn.case.serving import looks_like_serving, serves
-from fuzz_attn.engine.compiling.compiler import REST_NICE, START_NICE, forks_wanted, niceness
-from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds
+from fuzz_attn.engine.compiler import REST_NICE, START_NICE, forks_wanted, niceness
+from fuzz_attn.engine.rounds import CASES, ReadyRound, Rounds
 from fuzz_attn.engine.schedule import play_shared_round
 from fuzz_attn.operations.attention.drawing import shared_round
 from fuzz_attn.strategies.compile_keys import key_pool, value_pairs

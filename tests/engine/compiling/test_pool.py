@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fuzz_attn.engine.compiling import pool
-from fuzz_attn.engine.compiling.pool import Forks
+from fuzz_attn.workers import fork
+from fuzz_attn.workers.fork import Forks
 
 A_MINUTE = 60.0
 MOST_ASIDE = 2
@@ -47,7 +47,7 @@ def test_a_fork_that_dies_or_raises_has_no_result(capfd: pytest.CaptureFixture[s
 
 
 def test_a_fork_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(fork, "STUCK_SECONDS", 0.0)
     forever, forks = os.pipe(), Forks(MOST_ASIDE)
     forks.start(7, lambda: os.read(forever[0], 1))
     ended: list[tuple[int, bytes]] = []
@@ -59,7 +59,7 @@ def test_a_fork_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_slow_forks_are_set_aside_with_the_compilers_that_they_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(fork, "SLOW_SECONDS", 0.0)
     forever, told, forks = os.pipe(), os.pipe(), Forks(MOST_ASIDE)
 
     def work() -> bytes:
@@ -74,14 +74,14 @@ def test_slow_forks_are_set_aside_with_the_compilers_that_they_started(monkeypat
     assert list(forks.ended(0.0)) == []
     assert forks.at_work == 1, "no more than so many at a time"
     priorities = [{os.getpriority(os.PRIO_PROCESS, each) for each in both} for both in processes]
-    assert sorted(map(tuple, priorities)) == [(os.getpriority(os.PRIO_PROCESS, 0),), *[(pool.SLOW_NICE,)] * MOST_ASIDE]
+    assert sorted(map(tuple, priorities)) == [(os.getpriority(os.PRIO_PROCESS, 0),), *[(fork.SLOW_NICE,)] * MOST_ASIDE]
     forks.kill()
     for descriptor in (*forever, told[1]):
         os.close(descriptor)
 
 
 def test_a_fork_that_others_wait_for_is_not_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(fork, "SLOW_SECONDS", 0.0)
     forever, forks = os.pipe(), Forks(MOST_ASIDE)
     for number in (-1, 1):
         forks.start(number, lambda: os.read(forever[0], 1), awaited=number < 0)

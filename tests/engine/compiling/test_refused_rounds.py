@@ -12,9 +12,11 @@ from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, LaunchHints, Sequence
 from fuzz_attn.case.recipes import SinkRecipe
-from fuzz_attn.engine.compiling import compiler
-from fuzz_attn.engine.compiling.compiler import Compiler, Reductions, Workers
-from fuzz_attn.engine.compiling.rehearsal import (
+from fuzz_attn.engine import compiler
+from fuzz_attn.engine.compiler import Compiler, Reductions, Workers
+from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RefusalReduced, RoundCompiled, StageEvent
+from fuzz_attn.engine.orders import Order, Setup
+from fuzz_attn.engine.rehearsal import (
     MOST_TRIED,
     Compiled,
     Rehearsed,
@@ -22,14 +24,12 @@ from fuzz_attn.engine.compiling.rehearsal import (
     known_kernels,
     refused_among,
 )
-from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
-from fuzz_attn.engine.events import WHOLE_RUN, CaseRefused, RefusalReduced, RoundCompiled, StageEvent
-from fuzz_attn.engine.orders import Order, Setup
+from fuzz_attn.engine.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.schedule import play_shared_round
 from fuzz_attn.errors import LoweringError, OutOfProbesError
 from fuzz_attn.operations.attention.drawing import SharedRound, shared_round
 from fuzz_attn.operations.attention.refusals import Condition, Rule, Rules, rule_of, told
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal
 from fuzz_attn.strategies.kernel_variants import USUAL
 from fuzz_attn.ttir.compiler_compat import WantedKernel
 

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from fuzz_attn.engine.compiling.rounds import CLAIM_SECONDS, FRUITLESS, ReadyRound, Rounds
+from fuzz_attn.engine.rounds import CLAIM_SECONDS, FRUITLESS, ReadyRound, Rounds
 
 
 def always() -> bool:

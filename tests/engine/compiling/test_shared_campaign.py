@@ -14,16 +14,15 @@ from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine import campaign
 from fuzz_attn.engine.campaign import Campaign, Plan
-from fuzz_attn.engine.compiling.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.engine.failures import life, reduction
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
+from fuzz_attn.engine.rounds import CASES, ReadyRound, Rounds, StagePlan
 from fuzz_attn.operations.attention.drawing import shared_round
 from fuzz_attn.operations.attention.refusals import JUDGED_FOR_ONE
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 
 DOMAIN = Domain(features=frozenset())
 SEED = 3

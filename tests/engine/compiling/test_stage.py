@@ -13,15 +13,14 @@ import msgspec
 import pytest
 
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.compiling import stage
-from fuzz_attn.engine.compiling.rounds import ReadyRound, Rounds, StagePlan
-from fuzz_attn.engine.compiling.stage import CompileStage
+from fuzz_attn.engine import rounds
 from fuzz_attn.engine.events import Event, Note, RoundCompiled
+from fuzz_attn.engine.fuzz_run import FuzzRun
 from fuzz_attn.engine.listeners.statistics import Statistics
 from fuzz_attn.engine.orders import Ready, Setup
-from fuzz_attn.engine.run.compiled_kernels import VARIABLE
-from fuzz_attn.engine.run.fuzz_run import FuzzRun
-from fuzz_attn.engine.run.run_plan import RunPlan
+from fuzz_attn.engine.rounds import CompileStage, ReadyRound, Rounds, StagePlan
+from fuzz_attn.engine.run_folder import TRITON_CACHE
+from fuzz_attn.engine.run_plan import RunPlan
 
 SMALL = Domain(
     family="paged",
@@ -47,7 +46,7 @@ def events_of(compiling: CompileStage, enough: int) -> list[Event]:
 def test_a_round_becomes_ready_and_a_second_run_finds_its_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "triton"))
+    monkeypatch.setenv(TRITON_CACHE, str(tmp_path / "triton"))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # else Triton 3.9 warns
     counts = []
     for folder in ("first", "second"):
@@ -64,7 +63,7 @@ def test_a_round_becomes_ready_and_a_second_run_finds_its_kernels(
 
 
 def test_a_compiler_that_dies_is_reported_and_shards_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "COMMAND", (sys.executable, "-c", "import sys; print('no memory'); sys.exit(3)"))
+    monkeypatch.setattr(rounds, "COMMAND", (sys.executable, "-c", "import sys; print('no memory'); sys.exit(3)"))
     with CompileStage(StagePlan(Setup("paged"), 1, str(tmp_path), cores=1)) as compiling:
         compiling.begin(READY)
         (note,) = events_of(compiling, 1)
@@ -85,11 +84,11 @@ def test_a_run_on_a_cpu_is_the_same_where_a_gpu_might_be(
         return RunPlan(Setup(spec("unified_attention")), 5, 1, None, 20, tmp_path / folder, tmp_path / "saved")
 
     monkeypatch.delenv("TRITON_INTERPRET")
-    for name in ("CUDA_VISIBLE_DEVICES", VARIABLE):
+    for name in ("CUDA_VISIBLE_DEVICES", TRITON_CACHE):
         monkeypatch.delenv(name, raising=False)
     without = statistics_of(plan("cpu"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert statistics_of(plan("gpu")) == without
     assert (tmp_path / "gpu" / "rounds" / "ended").exists()
     assert not (tmp_path / "cpu" / "rounds").exists()
-    assert os.environ.get(VARIABLE) is None
+    assert os.environ.get(TRITON_CACHE) is None

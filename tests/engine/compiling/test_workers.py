@@ -13,11 +13,11 @@ from fuzz_attn.backends import gpus
 from fuzz_attn.backends.gpus import GpuFacts
 from fuzz_attn.binding.binding import Binding
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.engine.compiling import compiler
-from fuzz_attn.engine.compiling.compiler import Workers, ask_gpu, ask_workers, rounds_compiled, workers_of
-from fuzz_attn.engine.compiling.rounds import StagePlan
+from fuzz_attn.engine import compiler
+from fuzz_attn.engine.compiler import Workers, ask_gpu, ask_workers, rounds_compiled, workers_of
 from fuzz_attn.engine.events import WHOLE_RUN, RoundCompiled
 from fuzz_attn.engine.orders import Ready, Setup
+from fuzz_attn.engine.rounds import StagePlan
 
 GPU = (9, 0, 132)
 READY = Ready("paged", "paged", "paged", "cuda", "cuda", domain=Domain(family="paged"), gpu=GPU)

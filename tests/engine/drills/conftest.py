@@ -19,11 +19,11 @@ from uuid import uuid4
 
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.families import Family
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.replay import replay
-from fuzz_attn.workers.fork_service import VARIABLE
+from fuzz_attn.workers.fork_server import VARIABLE
 
 TARGETS = Path(__file__).with_name("drill_targets.py")
 SCRIPT = str(Path(sys.executable).with_name("fuzz-attn"))
@@ -31,7 +31,7 @@ MARK = "FUZZ_ATTN_DRILL"
 PATIENCE = 240.0
 """Seconds; longer than any drill takes on a busy machine."""
 
-SHARD, WORKER = "fuzz_attn.engine.run.shard", "fuzz_attn.engine.case_judge"
+SHARD, WORKER = "fuzz_attn.engine.shard", "fuzz_attn.engine.case_judge"
 """What the command lines of a run's processes contain."""
 
 
@@ -93,7 +93,7 @@ class Run:
     @property
     def found(self) -> list[Counterexample]:
         """The counterexamples saved so far, all of which load."""
-        return [counterexample.load(path) for path in self.files]
+        return [counterexamples.load(path) for path in self.files]
 
     def processes(self, part: str = "") -> list[int]:
         """Return the processes of this run whose command line contains a text."""

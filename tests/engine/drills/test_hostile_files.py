@@ -22,7 +22,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from fuzz_attn.backends.mask_coverage import CoverageFile, Mask, TargetCoverage
+from fuzz_attn.backends.kernel_coverage import CoverageFile, Mask, TargetCoverage
 from fuzz_attn.binding.binding import Binding, read_binding
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
@@ -30,7 +30,7 @@ from fuzz_attn.case.parts import Sequence
 from fuzz_attn.case.recipes import AlibiRecipe, SinkRecipe
 from fuzz_attn.cli.main import main
 from fuzz_attn.cli.remote_output import SENT, _unsent
-from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, Environment, Step, signed
+from fuzz_attn.counterexamples import Counterexample, Elsewhere, Environment, Step, signed
 from fuzz_attn.engine import events
 from fuzz_attn.engine.failures.saved import play_saved
 from fuzz_attn.engine.listeners.distributions import Distributions
@@ -39,10 +39,9 @@ from fuzz_attn.engine.listeners.statistics import CountedRefusal, Statistics
 from fuzz_attn.engine.orders import Answer, Order, Ready
 from fuzz_attn.engine.run_folder import covered_keys
 from fuzz_attn.errors import FuzzAttnError, TargetError
-from fuzz_attn.oracle.verdict import Element, Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Element, Refusal, Verdict
 from fuzz_attn.settings import load_settings
-from fuzz_attn.targets.published.wheel import Wheel
+from fuzz_attn.targets.wheel import Wheel
 
 EXAMPLES: Final = int(os.environ.get("FUZZ_ATTN_HOSTILE_FILES", "120"))
 PARTS: Final = 4

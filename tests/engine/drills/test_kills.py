@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fuzz_attn.engine.run.preloaded import PROGRAM
+from fuzz_attn.engine.preloaded import PROGRAM
 
 Start = Callable[..., Any]
 
-SHARD, WORKER = "fuzz_attn.engine.run.shard", "fuzz_attn.engine.case_judge"
+SHARD, WORKER = "fuzz_attn.engine.shard", "fuzz_attn.engine.case_judge"
 SERVER = PROGRAM
 LONG = ("--max-time", "200")
 INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}

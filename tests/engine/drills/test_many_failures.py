@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import HeadLayout, Sequence
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.oracle.verdict import Verdict
 
 Start = Callable[..., Any]
@@ -30,9 +30,9 @@ def write_known(folder: Path) -> None:
     saved.mkdir(parents=True)
     for number in range(KNOWN):
         case = AttentionCase(sequences=(Sequence(1, 10 + number),), heads=HeadLayout(head_size=16))
-        found = counterexample.signed("many_bugs", "unified", None, case, Verdict("oracle", "exception", "known"))
+        found = counterexamples.signed("many_bugs", "unified", None, case, Verdict("oracle", "exception", "known"))
         known = msgspec.structs.replace(found, status="known", reference="my/repo#1", because="a drill")
-        counterexample.overwrite(known, saved / f"known-{number:02}.json")
+        counterexamples.overwrite(known, saved / f"known-{number:02}.json")
 
 
 def started(start: Start, folder: Path, *options: str) -> Any:
@@ -78,7 +78,7 @@ def test_each_worker_of_a_run_knows_what_is_marked(start: Start, tmp_path: Path)
     for path, found in zip(run.files, run.found, strict=True):
         marks = {"status": "known", "reference": "my/repo#1", "because": "a drill"}
         seen = msgspec.structs.replace(found, **marks, confirmation="unconfirmed", shrunk=False, trigger=())
-        counterexample.overwrite(seen, path)
+        counterexamples.overwrite(seen, path)
     marked = {path: path.read_bytes() for path in run.files}
     assert len(marked) == 4
     run = start("four_bugs", "--max-cases", "45", "--workers", "3", folder=tmp_path / "run")

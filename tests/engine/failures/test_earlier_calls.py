@@ -7,9 +7,9 @@ from typing import Self
 
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.domain import Domain
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.events import CaseExcused, Event, FailureSeenAgain, Note
 from fuzz_attn.engine.failures.life import EXCUSED
@@ -94,7 +94,7 @@ def test_a_hang_or_death_that_needs_earlier_calls_is_a_failure(killed: bool, kin
     (found,) = run.failures
     assert (found.verdict.kind, found.confirmation) == (kind, "state")
     assert len(found.sequence) == 5
-    assert counterexample.load(run.files[0]) == found
+    assert counterexamples.load(run.files[0]) == found
     assert run.count(CaseExcused) == EXCUSED + 1
     assert run.count(FailureSeenAgain) > 2
     assert run.report.exit_status == 1
@@ -119,5 +119,5 @@ def test_a_hang_that_needs_earlier_calls_counts_if_the_time_is_up_first(tmp_path
     run = Run(tmp_path, Interrupted(killed=False), interrupted=True)
     (found,) = run.failures
     assert (found.confirmation, found.verdict.kind, len(found.sequence)) == ("state", "timeout", 5)
-    assert [counterexample.load(path) for path in run.files] == [found]
+    assert [counterexamples.load(path) for path in run.files] == [found]
     assert run.report.exit_status == 1

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
-from fuzz_attn.engine import explainer
+from fuzz_attn import counterexamples
+from fuzz_attn.counterexamples import Counterexample
+from fuzz_attn.engine import isolated_worker
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import Results
 from fuzz_attn.engine.orders import Setup
@@ -30,7 +30,7 @@ def found(campaign: Callable[..., Results]) -> Found:
         results = campaign(name, setup=Setup(target, backend="interpreter"), explaining=explaining, until_failure=True)
         assert results.failure is not None
         assert results.path is not None
-        assert counterexample.load(results.path) == results.failure
+        assert counterexamples.load(results.path) == results.failure
         return results.failure, results.path
 
     return run
@@ -60,7 +60,7 @@ def test_a_failure_of_the_interpreter_only_says_so_and_is_not_taken_for_mended(f
 
 
 def test_a_simulator_that_does_not_end_costs_no_failure(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explainer, "LAUNCH_SECONDS", 3.0)
+    monkeypatch.setattr(isolated_worker, "EXPLAINING_SECONDS", 3.0)
     failure, _ = found("sinks_ignored_and_never_ending_in_the_simulator")
     assert failure.elsewhere is not None
     assert failure.elsewhere.reason == "the launch takes more than 3 s there"

@@ -9,11 +9,11 @@ from typing import Literal, Self
 import msgspec
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.events import CaseJudged, Event, FailureChanged, FailureSeenAgain, Note
 from fuzz_attn.engine.failures import reduction, triage
@@ -22,8 +22,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import FoundFailure, Results, RunReport
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import OutOfTimeError, TargetError
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 from fuzz_attn.report.failure import certainty
 from fuzz_attn.report.outcome import status_of
 
@@ -98,7 +97,7 @@ class Run:
         assert self.report.lost == "", "every failing case is in a row"
         assert {Path(row.path) for row in self.rows} == set(self.folder.glob("*.json"))
         for row in self.rows:
-            assert counterexample.load(Path(row.path)) == row.counterexample
+            assert counterexamples.load(Path(row.path)) == row.counterexample
 
     @property
     def report(self) -> RunReport:
@@ -193,8 +192,8 @@ def test_a_bug_of_logic_does_not_hide_behind_a_saved_failure_of_the_gpu_only(
     gpu = FakeWorker(GPU, shows(WRONG, windowed))
     Run(tmp_path, gpu, FakeWorker(SIMULATOR))
     (path,) = (tmp_path / "saved" / "fake").glob("*.json")
-    found = counterexample.load(path)
-    counterexample.overwrite(msgspec.structs.replace(found, status=status, because="waits", reference="#7"), path)
+    found = counterexamples.load(path)
+    counterexamples.overwrite(msgspec.structs.replace(found, status=status, because="waits", reference="#7"), path)
     run = Run(tmp_path, gpu, FakeWorker(SIMULATOR, shows(WRONG, both)))
     (new,) = (row.counterexample for row in run.rows if not row.saved)
     assert elsewhere(new) == ("fails", "fails")
@@ -436,7 +435,7 @@ def test_a_saved_failure_of_the_gpu_only_is_not_taken_for_mended_elsewhere(tmp_p
 
 
 def test_what_was_only_seen_ends_as_the_bug_that_became_known_meanwhile(tmp_path: Path) -> None:
-    found = counterexample.signed("t", "unified", None, AttentionCase((Sequence(1, 40),)), WRONG)
+    found = counterexamples.signed("t", "unified", None, AttentionCase((Sequence(1, 40),)), WRONG)
     known = KnownFailure(1, 0, found, "k", frozenset({"more than 16 keys"}))
 
     class Interrupted(FakeWorker):

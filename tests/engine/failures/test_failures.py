@@ -10,12 +10,12 @@ from typing import Self
 import msgspec
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.aspects import with_feature
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample
+from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.events import (
     CaseJudged,
@@ -34,8 +34,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import CaseError
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 from fuzz_attn.properties.relations import RELATIONS, second_case
 
 Bug = Callable[[AttentionCase], Verdict | None]
@@ -300,7 +299,7 @@ def test_a_new_failure_is_saved_at_once(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Run(tmp_path, Interrupted(wrong(lambda case: case.max_seq_len > 20)), cases=300)
     (path,) = tmp_path.rglob("saved/*/*.json")
-    assert counterexample.load(path).confirmation == "unconfirmed"
+    assert counterexamples.load(path).confirmation == "unconfirmed"
 
 
 class Counting(FakeWorker):
@@ -318,7 +317,7 @@ def test_a_failure_after_earlier_cases_keeps_their_sequence(tmp_path: Path) -> N
     assert found.confirmation == "state"
     assert len(found.sequence) == 1
     assert found.sequence[0].case.softcap
-    assert counterexample.load(run.files[0]) == found
+    assert counterexamples.load(run.files[0]) == found
 
 
 class Flaky(FakeWorker):
@@ -347,11 +346,11 @@ def test_a_failure_that_is_shrunk_later_has_the_digest_of_its_last_case(
     for name in ("PART", "LEAST_SECONDS"):
         monkeypatch.setattr(reduction, name, 0.0)
     run = Run(tmp_path, FakeWorker(wrong(lambda case: case.sinks is not None)), cases=20, seconds=600.0)
-    first = counterexample.load(run.files[0])
+    first = counterexamples.load(run.files[0])
     assert (first.shrunk, first.digest) == (False, digest_of(first.case))
     monkeypatch.undo()
     run.campaign._lives.resume(600.0)
-    (last,) = map(counterexample.load, run.files)
+    (last,) = map(counterexamples.load, run.files)
     assert last.shrunk
     assert last.case != first.case
     assert last.digest == digest_of(last.case)
@@ -416,7 +415,7 @@ def test_a_hang_that_could_not_be_checked_stays_as_it_was_found(tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         Run(tmp_path, worker, cases=300)
     (path,) = tmp_path.rglob("saved/*/*.json")
-    found = counterexample.load(path)
+    found = counterexamples.load(path)
     assert [Order(found.case, found.relation)] == worker.hung("short, then full")
     assert len(worker.hung("short")) > 5
     assert (found.confirmation, found.shrunk) == ("confirmed", False)
@@ -444,7 +443,7 @@ def test_a_worker_that_was_killed_from_outside_is_a_note(tmp_path: Path) -> None
 
 
 def marked(path: Path, **fields: str) -> None:
-    counterexample.overwrite(msgspec.structs.replace(counterexample.load(path), **fields), path)
+    counterexamples.overwrite(msgspec.structs.replace(counterexamples.load(path), **fields), path)
 
 
 def test_a_saved_failure_is_played_first_and_found_once(tmp_path: Path) -> None:
@@ -456,7 +455,7 @@ def test_a_saved_failure_is_played_first_and_found_once(tmp_path: Path) -> None:
     assert (found.status, again.files) == ("known", [path])
     first = next(event for event in again.events if isinstance(event, CaseJudged))
     assert (first.phase, first.order.case) == ("saved", found.case)
-    assert counterexample.load(path).status == "known"
+    assert counterexamples.load(path).status == "known"
 
 
 def test_a_known_failure_that_passes_is_reported(tmp_path: Path) -> None:
@@ -487,8 +486,8 @@ def test_a_saved_failure_names_the_poison_that_reached_the_output(tmp_path: Path
 
     run = Run(tmp_path, Explaining(wrong(lambda case: case.max_seq_len > 20)), cases=200)
     (path,) = run.files
-    assert counterexample.load(path).verdict.message.endswith("; NaN in dead values reaches the output")
-    assert run.failures == [counterexample.load(path)]
+    assert counterexamples.load(path).verdict.message.endswith("; NaN in dead values reaches the output")
+    assert run.failures == [counterexamples.load(path)]
 
 
 # Nothing is lost.
@@ -500,9 +499,9 @@ def crash(shows: Callable[[AttentionCase], object]) -> Bug:
 
 def save_known(folder: Path, verdict: Verdict, case: AttentionCase) -> Path:
     """Save a failure of the fake target that is marked as known."""
-    found = counterexample.signed("fake", "unified", None, case, verdict)
+    found = counterexamples.signed("fake", "unified", None, case, verdict)
     marks = {"status": "known", "reference": "#7", "because": "waits", "confirmation": "confirmed", "shrunk": True}
-    return counterexample.save(msgspec.structs.replace(found, **marks), folder / "saved" / "fake")
+    return counterexamples.save(msgspec.structs.replace(found, **marks), folder / "saved" / "fake")
 
 
 def test_known_failures_and_those_of_other_shards_take_no_room(tmp_path: Path) -> None:
@@ -531,7 +530,7 @@ def test_what_is_not_followed_is_saved_and_counted(tmp_path: Path, monkeypatch: 
     assert {row.counterexample.verdict.site for row in rows} == {f"/kernel.py:{line}" for line in range(2, 14, 2)}
     for row in rows[2:]:
         assert (row.counterexample.confirmation, row.counterexample.shrunk, row.fails) == ("unconfirmed", False, True)
-        assert counterexample.load(Path(row.path)) == row.counterexample
+        assert counterexamples.load(Path(row.path)) == row.counterexample
         assert row.cases > 1
     assert run.report.exit_status == 1
     assert run.report.statistics.failing > 20
@@ -579,7 +578,7 @@ def test_an_interrupt_right_after_a_verdict_loses_no_failure(during: type[Event]
     with pytest.raises(KeyboardInterrupt):
         Campaign(plan, emit, FakeWorker(*bugs)).run()
     report = report_of(events)
-    saved = {counterexample.load(path).verdict.kind for path in tmp_path.rglob("saved/*/*.json")}
+    saved = {counterexamples.load(path).verdict.kind for path in tmp_path.rglob("saved/*/*.json")}
     assert saved >= ({"mismatch", "out_of_bounds"} if during is CaseJudged else {"out_of_bounds"})
     assert report.exit_status == 1
 
@@ -618,9 +617,9 @@ def test_a_failure_beside_that_of_a_saved_file_is_a_failure_of_its_own(status: s
 def test_a_case_before_a_saved_failure_that_fails_now_is_a_failure(tmp_path: Path) -> None:
     first, last = AttentionCase((Sequence(1, 40),)), AttentionCase((Sequence(1, 3),))
     path = save_known(tmp_path, Verdict("oracle", "mismatch", "wrong", ratio=7.0), last)
-    found = counterexample.load(path)
-    steps = (counterexample.Step(first),)
-    counterexample.overwrite(msgspec.structs.replace(found, confirmation="state", sequence=steps), path)
+    found = counterexamples.load(path)
+    steps = (counterexamples.Step(first),)
+    counterexamples.overwrite(msgspec.structs.replace(found, confirmation="state", sequence=steps), path)
     run = Run(tmp_path, FakeWorker(crash(lambda drawn: drawn.max_seq_len > 30)), cases=1)
     assert "crash" in {found.verdict.kind for found in run.failures}
     assert run.report.exit_status == 1
@@ -661,18 +660,18 @@ def test_what_other_shards_tell_twice_is_learned_once(tmp_path: Path) -> None:
 
 
 def test_a_failure_without_a_file_gets_one_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save, tries = counterexample.save, iter(range(100))
+    save, tries = counterexamples.save, iter(range(100))
 
     def full_at_first(found: Counterexample, folder: Path) -> Path:
         if not next(tries):
             raise OSError("the disk is full")
         return save(found, folder)
 
-    monkeypatch.setattr(counterexample, "save", full_at_first)
+    monkeypatch.setattr(counterexamples, "save", full_at_first)
     run = Run(tmp_path, FakeWorker(wrong(lambda case: case.max_seq_len > 20)), cases=50)
     (row,) = run.report.failures
     assert [Path(row.path)] == run.files
-    assert counterexample.load(run.files[0]) == row.counterexample
+    assert counterexamples.load(run.files[0]) == row.counterexample
     assert row.cases == run.report.statistics.failing > 10
     assert run.report.exit_status == 1
 

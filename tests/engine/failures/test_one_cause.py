@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.engine.closer_look import in_words
 from fuzz_attn.engine.events import Phase
+from fuzz_attn.engine.failures.confirmation import in_words
 from fuzz_attn.engine.failures.reduction import shown_together
 from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures
 from fuzz_attn.engine.orders import Answer, Order
@@ -41,7 +41,7 @@ class Lives:
 
 
 def failure(case: AttentionCase, verdict: Verdict, *trigger: str) -> KnownFailure:
-    found = counterexample.signed("fake", "unified", None, case, verdict)
+    found = counterexamples.signed("fake", "unified", None, case, verdict)
     return KnownFailure(0, 0, found, "", frozenset(trigger))
 
 

@@ -9,11 +9,11 @@ from typing import Final
 import msgspec
 import pytest
 
-from fuzz_attn.backends.configurations import KernelConfigurations, covered, merged
+from fuzz_attn import counterexamples
+from fuzz_attn.backends.kernel_coverage import KernelConfigurations, covered, merged_configurations
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import LaunchHints, Sequence
 from fuzz_attn.case.paths import with_configuration
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.failures.triage import KnownFailure, KnownFailures, is_same
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import FoundFailure, Results
@@ -71,7 +71,7 @@ def test_an_argument_that_no_role_names_is_one_row_and_replayed(campaign: Run) -
     assert cause(row).endswith(words)
     assert "argument wide_loads=True" in row.counterexample.trigger
     assert [each.partition("=")[0] for each in results.statistics.unexercised] == ["chunk", "absolute", "use_unknown"]
-    saved = counterexample.load(Path(row.path))
+    saved = counterexamples.load(Path(row.path))
     assert saved.case.launch.arguments == (("wide_loads", True),)
     assert saved.binding is not None
     assert saved.binding.paths == {"wide_loads": (True,), "order": ("backward",)}
@@ -84,7 +84,7 @@ CASE: Final = AttentionCase((Sequence(2, 5),))
 def known(number: int, *alike: int, more: tuple[str, ...] = ()) -> KnownFailure:
     """Return a shrunk failure of a configuration, with those that are wrong in the same way."""
     case = replace(CASE, launch=LaunchHints(configuration=number))
-    found = counterexample.signed("fake", "unified", None, case, Verdict("oracle", "mismatch", configurations=alike))
+    found = counterexamples.signed("fake", "unified", None, case, Verdict("oracle", "mismatch", configurations=alike))
     found = msgspec.structs.replace(found, shrunk=True)
     return KnownFailure(0, number, found, "", frozenset((f"configuration {number}", *more)))
 
@@ -131,6 +131,6 @@ def test_a_failure_of_the_first_configuration_is_not_one_of_another() -> None:
 def test_covered_configurations_of_shards_and_kernels_are_counted_together() -> None:
     first, second = (KernelConfigurations("a", (0, 1, 2), (number,)) for number in (0, 2))
     pruned = KernelConfigurations("b", (4, 5), (4,))
-    assert merged((first, second, first)) == (KernelConfigurations("a", (0, 1, 2), (0, 2)),)
-    assert covered(merged((first, pruned, second))) == "2 of 3 of a, 1 of 2 of b"
+    assert merged_configurations((first, second, first)) == (KernelConfigurations("a", (0, 1, 2), (0, 2)),)
+    assert covered(merged_configurations((first, pruned, second))) == "2 of 3 of a, 1 of 2 of b"
     assert covered(()) == ""

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, Step
+from fuzz_attn.counterexamples import Counterexample, Step
 from fuzz_attn.engine.events import Phase
 from fuzz_attn.engine.failures.saved import Played, played
 from fuzz_attn.engine.orders import Answer, Order
@@ -43,7 +43,7 @@ class Fake:
 
 
 def file(**fields: object) -> Counterexample:
-    found = counterexample.signed("t", "unified", None, CASE, WRONG)
+    found = counterexamples.signed("t", "unified", None, CASE, WRONG)
     return msgspec.structs.replace(found, **{"confirmation": "confirmed", **fields})
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples import counterexample
 from fuzz_attn.engine.events import Phase
 from fuzz_attn.engine.failures.reduction import restated
 from fuzz_attn.engine.failures.triage import KnownFailure
@@ -35,7 +35,7 @@ class Judge:
 def test_a_second_launch_that_is_wrong_alone_is_the_better_case(property_name: str, *, is_wrong: bool) -> None:
     case = AttentionCase((Sequence(3),))
     verdict = Verdict(property_name, "mismatch", "wrong", ratio=7.0)
-    found = counterexample.signed("fake", "unified", "empty_sequences", case, verdict)
+    found = counterexamples.signed("fake", "unified", "empty_sequences", case, verdict)
     better = restated(KnownFailure(0, 0, found, ""), Judge(is_wrong=is_wrong), Domain())
     assert (better is not None) == (is_wrong and property_name == "empty_sequences")
     if better is not None:

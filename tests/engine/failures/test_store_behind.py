@@ -9,7 +9,7 @@ import pytest
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.engine.events import FailureFound
 from fuzz_attn.oracle.verdict import OUT_OF_BOUNDS_STORE, Verdict
-from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.access_checks import FindingKind
 from tests.engine.failures.test_failures import FakeWorker, Run
 
 PADDED = Verdict("nothing_else_written", "written_outside", "64 bytes of the output's memory that belong to no row")

@@ -7,13 +7,13 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.contract_trial import ContractTrial, Form
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, LaunchHints, PageLayout, Sequence
 from fuzz_attn.case.recipes import PoisonRecipe, SinkRecipe
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Elsewhere, environment_of
+from fuzz_attn.counterexamples import Elsewhere, environment_of
 from fuzz_attn.engine.failures.reduction import is_simpler, trigger_of
 from fuzz_attn.engine.failures.triage import (
     KnownFailure,
@@ -35,7 +35,7 @@ FP8 = AttentionCase((Sequence(1, 16),), softmax_scale=0.25, window=4, dtypes=DTy
 def failure(
     case: AttentionCase, kind: Kind, trigger: tuple[str, ...], poison: tuple[str, ...] = (), *, complete: bool = True
 ) -> KnownFailure:
-    found = counterexample.signed("t", "unified", None, case, Verdict("oracle", kind, "wrong", poison=poison))
+    found = counterexamples.signed("t", "unified", None, case, Verdict("oracle", kind, "wrong", poison=poison))
     return KnownFailure(0, 0, found, "", frozenset(trigger), complete)
 
 
@@ -59,7 +59,7 @@ def test_two_failures_are_one_bug(known: KnownFailure, new: KnownFailure, same: 
 def of_contract(form: Form, role: str, **fields: Any) -> KnownFailure:
     trial = ContractTrial(form, role)
     verdict = Verdict("contract", "mismatch", f"{trial.subject}: a form is accepted")
-    found = counterexample.signed("t", "unified", None, replace(PLAIN, contract=trial), verdict)
+    found = counterexamples.signed("t", "unified", None, replace(PLAIN, contract=trial), verdict)
     usual = {"confirmation": "confirmed", "trigger": (f"contract: {trial.subject}",)}
     found = msgspec.structs.replace(found, **{**usual, **fields})
     return KnownFailure(0, 0, found, f"{form}-{role}.json", trigger_in(found))
@@ -233,7 +233,7 @@ def test_nothing_leads_around_a_failure_of_any_poison() -> None:
 
 def test_of_two_files_of_one_bug_the_shrunk_one_is_kept() -> None:
     shrunk, cut_off = (
-        counterexample.signed("t", "unified", None, WINDOW, Verdict("oracle", "nan", "wrong")) for _ in range(2)
+        counterexamples.signed("t", "unified", None, WINDOW, Verdict("oracle", "nan", "wrong")) for _ in range(2)
     )
     fields = {"confirmation": "confirmed", "trigger": ("sliding window",)}
     files = [("cut_off", cut_off, False), ("shrunk", shrunk, True)]
@@ -295,7 +295,7 @@ def found_at(
 ) -> KnownFailure:
     """Return a sanitizer's finding at a line."""
     verdict = Verdict("sanitizers", "out_of_bounds", "out-of-bounds load", site=line)
-    found = counterexample.signed("t", "unified", None, case, verdict)
+    found = counterexamples.signed("t", "unified", None, case, verdict)
     return KnownFailure(0, 0, found, "", frozenset(trigger), complete)
 
 

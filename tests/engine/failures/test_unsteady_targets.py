@@ -9,11 +9,11 @@ from typing import Any, Self
 import msgspec
 import pytest
 
+from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Step
+from fuzz_attn.counterexamples import Step
 from fuzz_attn.engine.campaign import Campaign, Plan
 from fuzz_attn.engine.events import CaseExcused, CaseJudged, Event, FailureFound, Note
 from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
@@ -89,7 +89,7 @@ class Run:
     @property
     def kinds(self) -> set[str]:
         """The kinds of the failures of the report, all of which have a file."""
-        found = [counterexample.load(Path(row.path)) for row in self.report.failures]
+        found = [counterexamples.load(Path(row.path)) for row in self.report.failures]
         return {each.verdict.kind for each in found}
 
     def count(self, kind: type[Event]) -> int:
@@ -98,9 +98,9 @@ class Run:
 
 def save(folder: Path, **fields: Any) -> Path:
     """Save a mismatch of an earlier run."""
-    found = counterexample.signed("fake", "unified", None, LONG, WRONG.verdict)
+    found = counterexamples.signed("fake", "unified", None, LONG, WRONG.verdict)
     found = msgspec.structs.replace(found, **{"confirmation": "flaky", "failed": 2, "tries": 5, **fields})
-    return counterexample.save(found, folder / "saved" / "fake")
+    return counterexamples.save(found, folder / "saved" / "fake")
 
 
 KNOWN = {"status": "known", "reference": "#7", "because": "waits"}
@@ -115,7 +115,7 @@ def test_two_failures_that_alternate_are_followed_to_an_end(tmp_path: Path) -> N
 def test_what_fails_only_once_is_saved(tmp_path: Path) -> None:
     run = Run(tmp_path, lambda order, launch: WRONG if launch == 1 else PASSED, cases=5)
     (row,) = run.report.failures
-    assert counterexample.load(Path(row.path)).verdict.message == "wrong"
+    assert counterexamples.load(Path(row.path)).verdict.message == "wrong"
 
 
 def test_a_saved_failure_that_fails_in_another_way_several_times_counts_once(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_an_interrupt_right_after_a_saved_case_failed_loses_nothing(
     run = Run(tmp_path, lambda order, launch: answer, cases=5, interrupt=lambda event: isinstance(event, CaseJudged))
     assert run.interrupted
     assert (run.kinds, run.report.exit_status == 1, run.report.lost) == ({kind}, fails, "")
-    assert counterexample.load(path).status == "known"
+    assert counterexamples.load(path).status == "known"
 
 
 def test_a_worker_that_is_killed_in_a_saved_case_before_the_end_is_no_failure(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fuzz_attn.engine.campaign import Campaign
 from fuzz_attn.engine.events import CaseJudged, FailureChanged, FailureFound, Told
-from fuzz_attn.engine.failures import waiting
+from fuzz_attn.engine.failures import other_shards
 from fuzz_attn.engine.failures.reduction import share_seconds
 from fuzz_attn.engine.failures.triage import KnownFailure
 from fuzz_attn.engine.orders import Answer
@@ -71,7 +71,7 @@ def test_another_bug_of_its_class_is_followed_after_that(tmp_path: Path, ended: 
 def test_what_waits_is_followed_though_the_other_shard_never_tells(
     bug: Bug, tmp_path: Path, ended: FailureChanged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 0.2)
+    monkeypatch.setattr(other_shards, "PATIENCE", 0.2)
     run = Run(tmp_path, FakeWorker(bug), cases=100, **told(ended, after=None))
     _, failure = run.failures
     assert failure.shrunk
@@ -80,10 +80,10 @@ def test_what_waits_is_followed_though_the_other_shard_never_tells(
 
 def test_the_last_seconds_of_a_run_are_not_waited_for(tmp_path: Path, ended: FailureChanged) -> None:
     """A failure that shows when the run is about to end is confirmed at once: a row that says little is of no use."""
-    waits = waiting.WaitingFailures(0)
+    waits = other_shards.WaitingFailures(0)
     waits.note(FailureFound(5, 0, ended.counterexample, "elsewhere.json", 0.5))
     failure = KnownFailure(0, 0, ended.counterexample, "here.json")
-    late = waiting.Waiting(failure, Answer(ended.counterexample.verdict))
+    late = other_shards.Waiting(failure, Answer(ended.counterexample.verdict))
     share = share_seconds(100.0)
     assert not waits.takes(late, 100.0, share)
     assert not waits
@@ -96,7 +96,7 @@ def test_what_waits_is_followed_after_a_search_that_ends_early(
     tmp_path: Path, ended: FailureChanged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Near the end no more cases are judged, so that there is time for what waits."""
-    monkeypatch.setattr(waiting, "PATIENCE", 0.2)
+    monkeypatch.setattr(other_shards, "PATIENCE", 0.2)
     monkeypatch.setattr(Campaign, "_could_not_follow", lambda campaign: campaign._has_waiting())
     run = Run(tmp_path, FakeWorker(wrong(lambda case: case.softcap)), cases=100, **told(ended, after=None))
     _, failure = run.failures
@@ -107,7 +107,7 @@ def test_what_waits_is_followed_after_a_search_that_ends_early(
 def test_how_long_other_shards_took_is_known_here(ended: FailureChanged, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    waits = waiting.WaitingFailures(0)
+    waits = other_shards.WaitingFailures(0)
     for number, (seconds, same_as) in enumerate([(7.0, ""), (9.0, "earlier.json"), (5.0, "")]):
         waits.note(FailureFound(5, number, ended.counterexample, "elsewhere.json", 0.5))
         now += seconds

@@ -17,8 +17,8 @@ import pytest
 
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run.preloaded import PROGRAM
-from fuzz_attn.workers.fork_service import VARIABLE, fork_server
+from fuzz_attn.engine.preloaded import PROGRAM
+from fuzz_attn.workers.fork_server import VARIABLE, fork_server
 from fuzz_attn.workers.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no fork server")
@@ -258,9 +258,9 @@ def test_a_fork_that_the_dying_server_never_started_counts_as_killed(
 OWNER: Final = """
 import os, signal, sys, time
 import msgspec
-from fuzz_attn.workers.fork_service import VARIABLE
-from fuzz_attn.engine.run.preloaded import PROGRAM
-from fuzz_attn.workers.fork_service import fork_server
+from fuzz_attn.workers.fork_server import VARIABLE
+from fuzz_attn.engine.preloaded import PROGRAM
+from fuzz_attn.workers.fork_server import fork_server
 from fuzz_attn.workers.worker_process import WorkerProcess
 
 def ask():
@@ -366,7 +366,7 @@ def test_a_worker_that_is_a_fork_says_what_it_prints_and_how_it_dies(tmp_path: P
 
 
 def test_the_server_imports_torch_but_no_triton() -> None:
-    code = "import sys\nfrom fuzz_attn.engine.run.preloaded import import_all\nimport_all()\nprint(*sys.modules)"
+    code = "import sys\nfrom fuzz_attn.engine.preloaded import import_all\nimport_all()\nprint(*sys.modules)"
     command = [sys.executable, "-P", "-c", code]
     loaded = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True).stdout.split()
     assert {"torch", "hypothesis", "numpy"} <= set(loaded)

@@ -35,11 +35,11 @@ from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.case.recipes import SinkRecipe
 from fuzz_attn.engine.events import CaseJudged, Event, FailureFound
+from fuzz_attn.engine.fuzz_run import run_and_log
 from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.listeners.results import RunReport
 from fuzz_attn.engine.orders import Answer, Order, Setup
-from fuzz_attn.engine.run.fuzz_run import run_and_log
-from fuzz_attn.engine.run.run_plan import RunPlan, stage_plan
+from fuzz_attn.engine.run_plan import RunPlan, stage_plan
 from fuzz_attn.engine.schedule import ON_GPU, play_round
 from fuzz_attn.operations.attention.drawing import shared_round
 
@@ -195,8 +195,8 @@ def folder_of(run: int) -> Path | None:
     """Return the folder of the service of a run, from the command line of its guardian."""
     for child in Path(f"/proc/{run}/task/{run}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
-        if "fuzz_attn.backends.guardian" in words:
-            return Path(words[words.index("fuzz_attn.backends.guardian") + 1])
+        if "fuzz_attn.backends.gpus" in words:
+            return Path(words[words.index("fuzz_attn.backends.gpus") + 1])
     return None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fuzz_attn.backends import gpus, guardian
+from fuzz_attn.backends import gpus
 from fuzz_attn.backends.gpus import (
     FOLDER,
     PIPES,
@@ -27,12 +27,12 @@ from fuzz_attn.backends.gpus import (
     pipes_of,
     variables,
 )
-from fuzz_attn.cli.campaigns import Request
 from fuzz_attn.cli.main import main
+from fuzz_attn.cli.run import Request
+from fuzz_attn.engine import shards
+from fuzz_attn.engine.fuzz_run import FuzzRun
 from fuzz_attn.engine.orders import Setup
-from fuzz_attn.engine.run import shards
-from fuzz_attn.engine.run.fuzz_run import FuzzRun
-from fuzz_attn.engine.run.run_plan import RunPlan
+from fuzz_attn.engine.run_plan import RunPlan
 
 A_HANG = 1800.0
 """Seconds after which a wait counts as a hang, on the slowest machine."""
@@ -169,8 +169,8 @@ def test_without_the_program_workers_take_turns(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_daemon_that_does_not_start_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FUZZ_ATTN_TEST_MPS", "fails")
-    monkeypatch.setattr(guardian, "START_SECONDS", 0.1)
-    daemon = guardian.Daemon("0", tmp_path)
+    monkeypatch.setattr(gpus, "START_SECONDS", 0.1)
+    daemon = gpus.Daemon("0", tmp_path)
     assert daemon.start() == "Cannot create the pipes: not permitted"
 
 

@@ -37,8 +37,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker, Wait
 from fuzz_attn.engine.listeners.results import Results, RunReport, one_for_each_bug
 from fuzz_attn.engine.orders import Answer, Order, Ready, Setup
 from fuzz_attn.errors import BudgetSpentInterrupt, OutOfTimeError
-from fuzz_attn.oracle.verdict import Verdict
-from fuzz_attn.properties.refusal import Refusal
+from fuzz_attn.oracle.verdict import Refusal, Verdict
 
 MOST_JUDGED: Final = 30_000
 """A single step of the machine may lead to so many launches: more is a loop without end."""

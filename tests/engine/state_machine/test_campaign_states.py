@@ -27,8 +27,8 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from fuzz_attn.counterexamples import counterexample
-from fuzz_attn.counterexamples.counterexample import Counterexample, Elsewhere, Step
+from fuzz_attn import counterexamples
+from fuzz_attn.counterexamples import Counterexample, Elsewhere, Step
 from fuzz_attn.engine import campaign as campaign_module
 from fuzz_attn.engine import replay as replay_module
 from fuzz_attn.engine.events import (
@@ -174,7 +174,7 @@ class Checks:
         for live in self.left.values():
             assert live.path
             if not live.saved:
-                assert counterexample.load(Path(live.path)) == live.found
+                assert counterexamples.load(Path(live.path)) == live.found
         for path in self._ended_files():
             assert not path.exists(), "the file of a failure that is another one is gone"
 
@@ -298,7 +298,7 @@ class Checks:
         assert reported <= files, "a failure without its file"
         assert not list(self.world.saved.glob(".*.part"))
         for path in files - set(self.run.before):
-            counterexample.load(path)
+            counterexamples.load(path)
 
     def _exit_status(self, kept: list[Live], report: RunReport) -> None:
         failing = [live for live in kept if live.fails]
@@ -362,7 +362,7 @@ def partial_class(world: World, *, there: bool) -> type[FakeWorker]:
 def loaded(path: Path) -> Counterexample | None:
     """Return the counterexample in a file, None where there is none."""
     try:
-        return counterexample.load(path)
+        return counterexamples.load(path)
     except CounterexampleError:
         return None
 
@@ -374,7 +374,7 @@ def modules_with_a_clock() -> Iterator[ModuleType]:
             yield module
 
 
-WITH_A_CLOCK: Final = ("fuzz_attn.engine.failures", "fuzz_attn.engine.campaign", "fuzz_attn.engine.explainer")
+WITH_A_CLOCK: Final = ("fuzz_attn.engine.failures", "fuzz_attn.engine.campaign", "fuzz_attn.engine.isolated_worker")
 
 
 cases = st.sampled_from(sorted(CASES))
@@ -547,14 +547,14 @@ class CampaignMachine(RuleBasedStateMachine):
         outcome: Literal["passes", "fails", "unknown"] | None,
     ) -> None:
         """Save a failure that the target may have had once."""
-        found = counterexample.signed("fake", "unified", None, CASES[case], bug.verdict(15.0))
+        found = counterexamples.signed("fake", "unified", None, CASES[case], bug.verdict(15.0))
         sequence = tuple(Step(CASES[step]) for step in steps) if confirmation == "state" else ()
         tries = {"failed": 2, "tries": 5} if confirmation == "flaky" else {}
         elsewhere = Elsewhere("simulator", outcome) if outcome and self.world.explained else None
         found = msgspec.structs.replace(
             found, confirmation=confirmation, sequence=sequence, elsewhere=elsewhere, **tries
         )
-        counterexample.save(found, self.world.saved)
+        counterexamples.save(found, self.world.saved)
 
     @precondition(lambda self: self.run is None)
     @rule(what=st.sampled_from(sorted(NONSENSE)))
@@ -569,7 +569,7 @@ class CampaignMachine(RuleBasedStateMachine):
         path = files[number % len(files)]
         if found := loaded(path):
             marked = msgspec.structs.replace(found, status=status, reference="#7", because="waits")
-            counterexample.overwrite(marked, path)
+            counterexamples.overwrite(marked, path)
 
     @precondition(lambda self: self.run is not None)
     @rule()

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 
 from fuzz_attn.case.attention_case import AttentionCase
 from fuzz_attn.case.parts import Sequence
-from fuzz_attn.counterexamples.counterexample import Counterexample, signed
+from fuzz_attn.counterexamples import Counterexample, signed
+from fuzz_attn.engine import fuzz_run
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
     CaseJudged,
@@ -36,10 +37,9 @@ from fuzz_attn.engine.events import (
     WorkerLost,
     WorkerReady,
 )
+from fuzz_attn.engine.fuzz_run import OVERDUE_SECONDS, STOP_SECONDS, FuzzRun
 from fuzz_attn.engine.orders import Order, Ready, Setup
-from fuzz_attn.engine.run import fuzz_run
-from fuzz_attn.engine.run.fuzz_run import OVERDUE_SECONDS, STOP_SECONDS, FuzzRun
-from fuzz_attn.engine.run.run_plan import MOST_LOSSES, RunPlan, ShardPlan
+from fuzz_attn.engine.run_plan import MOST_LOSSES, RunPlan, ShardPlan
 from fuzz_attn.errors import FuzzAttnError
 from fuzz_attn.oracle.verdict import Verdict
 

@@ -15,30 +15,35 @@ import torch
 
 from fuzz_attn.errors import LoopLimitError, UnsupportedOperation
 from fuzz_attn.simulator.codegen.emitter import Emitter
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.generator import Extension, generate
+from fuzz_attn.simulator.codegen.program import NAMESPACE
+from fuzz_attn.simulator.codegen.source_tree import (
     NONE,
+    Assign,
     Attribute,
     Binary,
     Conditional,
+    Do,
     Expression,
     Group,
+    If,
     Name,
+    Pruner,
+    Statement,
     Unary,
     call,
     constant,
     index,
     method,
     number,
+    printed,
 )
-from fuzz_attn.simulator.codegen.generator import Extension, generate
-from fuzz_attn.simulator.codegen.program import NAMESPACE
-from fuzz_attn.simulator.codegen.statements import Assign, Do, If, Pruner, Statement, printed
 from fuzz_attn.simulator.codegen.terms import KnownRange, Region, Scope, known
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.simulator.session import simulate
 from fuzz_attn.simulator.simulator import Simulator
+from fuzz_attn.ttir.ir import parse_module
 from fuzz_attn.ttir.lowering import Lowering, Translations
-from fuzz_attn.ttir.parser import parse_module
 
 KERNELS = "operation_kernels.py"
 A, B, C = Name("a"), Name("b"), Name("c")

@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 
 from fuzz_attn.denormals import flushes_denormals
 from fuzz_attn.errors import LoweringError, SimulatorError, UnsupportedOperation
-from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.access_checks import FindingKind
 from fuzz_attn.simulator.session import simulate
 
 KERNELS = "sample_kernels.py"

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.simulator.difference import Comparison, compare, text_of
-from fuzz_attn.simulator.recorder import Place, Recorder, digests_of
+from fuzz_attn.simulator.recorder import Comparison, Place, Recorder, compare, digests_of, text_of
 from fuzz_attn.simulator.session import simulate
 from fuzz_attn.simulator.simulator import Simulator
 

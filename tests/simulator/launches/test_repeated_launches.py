@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from fuzz_attn.errors import SimulatorError
-from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.access_checks import FindingKind
 from fuzz_attn.simulator.session import Session, simulate
 from fuzz_attn.simulator.simulator import Simulator
 

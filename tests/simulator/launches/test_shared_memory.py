@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 from triton.runtime import JITFunction
 
 from fuzz_attn.errors import LoweringError
-from fuzz_attn.properties.exceptions import refusal_by
+from fuzz_attn.properties.experiment import refusal_by
 from fuzz_attn.simulator.session import LIMIT, simulate
 from fuzz_attn.ttir.triton_compat import TARGET
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from fuzz_attn.errors import UnsupportedOperation
-from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.access_checks import Finding, FindingKind
 from fuzz_attn.simulator.session import simulate
 from fuzz_attn.simulator.simulator import Simulator
 

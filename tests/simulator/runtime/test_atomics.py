@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 
 from fuzz_attn.errors import UnsupportedOperation
-from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.access_checks import FindingKind
 from fuzz_attn.simulator.session import simulate
 
 KERNELS = "operation_kernels.py"

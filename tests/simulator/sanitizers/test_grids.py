@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.access_checks import FindingKind
 from fuzz_attn.simulator.session import simulate
 
 

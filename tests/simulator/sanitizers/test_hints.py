@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.access_checks import Finding, FindingKind
 from fuzz_attn.simulator.runtime.hints import inconsecutive, run_starts, unequal
 from fuzz_attn.simulator.session import simulate
 

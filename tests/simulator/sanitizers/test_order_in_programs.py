@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.access_checks import Finding, FindingKind
 from fuzz_attn.simulator.session import simulate
 
 KERNELS = "gpu_kernels.py"

@@ -14,8 +14,7 @@ import torch
 
 from fuzz_attn.backends.simulator import _causes
 from fuzz_attn.errors import LoopLimitError
-from fuzz_attn.simulator.access_checks import RaceTracker
-from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.access_checks import Finding, FindingKind, RaceTracker
 from fuzz_attn.simulator.session import simulate
 from fuzz_attn.ttir.ir import Location
 

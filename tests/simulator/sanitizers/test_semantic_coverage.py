@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.simulator.mask_outcomes import (
+from fuzz_attn.simulator.codegen.program import (
     ALL_FALSE,
     ALL_TRUE,
     COMPLETE,

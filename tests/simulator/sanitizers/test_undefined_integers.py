@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fuzz_attn.simulator import session
-from fuzz_attn.simulator.findings import Finding, FindingKind
+from fuzz_attn.simulator.access_checks import Finding, FindingKind
 from fuzz_attn.simulator.session import simulate
 from fuzz_attn.simulator.simulator import Simulator
 

@@ -14,8 +14,7 @@ from typing import Final
 
 from fuzz_attn.simulator.codegen.access_plans import offset_of
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, range_of
-from fuzz_attn.simulator.codegen.expressions import RUN, Attribute, Expression, call, constant, method
-from fuzz_attn.simulator.codegen.statements import Do
+from fuzz_attn.simulator.codegen.source_tree import RUN, Attribute, Do, Expression, call, constant, method
 from fuzz_attn.simulator.codegen.terms import range_call
 from fuzz_attn.simulator.runtime import ranges
 from fuzz_attn.simulator.runtime.float_formats import STORAGE

@@ -26,15 +26,24 @@ from fuzz_attn.simulator.codegen.carried import (
     unpacked,
 )
 from fuzz_attn.simulator.codegen.emitter import Emitter, Handler, cover, elementwise, range_of, track_exactly
-from fuzz_attn.simulator.codegen.expressions import (
+from fuzz_attn.simulator.codegen.operations.assertions import check_hints_on_arguments
+from fuzz_attn.simulator.codegen.operations.memory_operations import emit_barrier
+from fuzz_attn.simulator.codegen.source_tree import (
     ALL,
     NONE,
+    Assign,
     Binary,
+    Break,
+    Do,
     Expression,
+    For,
+    Forever,
     From,
     Group,
+    If,
     ListOf,
     Name,
+    Statement,
     Unary,
     all_of,
     call,
@@ -48,9 +57,6 @@ from fuzz_attn.simulator.codegen.expressions import (
     numpy,
     size,
 )
-from fuzz_attn.simulator.codegen.operations.assertions import check_hints_on_arguments
-from fuzz_attn.simulator.codegen.operations.loads_and_stores import emit_barrier
-from fuzz_attn.simulator.codegen.statements import Assign, Break, Do, For, Forever, If, Statement
 from fuzz_attn.simulator.codegen.terms import (
     Region,
     RunRange,

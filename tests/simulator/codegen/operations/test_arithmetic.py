@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.access_checks import FindingKind
 from fuzz_attn.simulator.runtime.elementwise import fused_multiply_add
 from fuzz_attn.simulator.session import simulate
 

@@ -12,7 +12,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fuzz_attn.errors import LoweringError
-from fuzz_attn.simulator.findings import FindingKind
+from fuzz_attn.simulator.access_checks import FindingKind
 from fuzz_attn.simulator.session import simulate
 from fuzz_attn.simulator.simulator import Simulator
 

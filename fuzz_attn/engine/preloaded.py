@@ -1,0 +1,39 @@
+"""The program of a run's fork server: it has imported what the processes of a run need, and they are forks of it.
+
+None of it imports Triton, for which a worker chooses a backend first; that includes most of the simulator.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fuzz_attn.workers.fork_server import serve
+
+PROGRAM: Final = "fuzz_attn.engine.preloaded"
+
+
+def import_all() -> None:
+    """Import torch, and what shards, workers and the compile stage run."""
+    # ruff: noqa: F401, PLC0415 - imported for the forks, and nowhere else
+    import torch
+
+    import fuzz_attn.calibration.calibrate
+    import fuzz_attn.engine.campaign
+    import fuzz_attn.engine.run_plan
+    import fuzz_attn.inputs.tensors
+    import fuzz_attn.inputs.transforms
+    import fuzz_attn.oracle.comparison
+    import fuzz_attn.oracle.emulation
+    import fuzz_attn.oracle.reference
+    import fuzz_attn.properties.check
+    import fuzz_attn.simulator.codegen.generator
+    import fuzz_attn.simulator.execution
+    import fuzz_attn.targets.arithmetic
+    import fuzz_attn.targets.built_in
+    import fuzz_attn.targets.keeping
+    import fuzz_attn.targets.loading
+    import fuzz_attn.workers.worker
+
+
+if __name__ == "__main__":
+    serve(import_all)
