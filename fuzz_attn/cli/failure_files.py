@@ -111,7 +111,8 @@ def explain(
         healthy=healthy,
     )
     headline = failure.headline(explained.found, explained.verdict)
-    shown = Group(headline, failure.render_explanation(explained.explanation))
+    needed = failure.needs_lines(explained.found)
+    shown = Group(headline, *needed, failure.render_explanation(explained.explanation))
     output.show(output.console(), shown)
     if svg is not None:
         save_picture(shown, svg, title=f"fuzz-attn explain {file}")

@@ -37,8 +37,7 @@ def render(found: Counterexample, path: Path | None = None, headline: str = "FAI
         parts.append(Text(found.verdict.hint))
     if others := others_in_words(found):
         parts.append(Text(f"Read wrongly in the same way, each in a case of its own: {others}"))
-    if found.trigger and found.shrunk:
-        parts.append(Text(f"Needs: {needs(found)}"))
+    parts += needs_lines(found)
     parts.append(case_table(found))
     if found.verdict.worst:
         parts.append(elements_table(found.verdict.worst))
@@ -67,6 +66,11 @@ _WORSE: Final = {
     "large numbers in dead keys": "NaN or Inf in dead keys",
     "large numbers in dead values": "NaN or Inf in dead values",
 }
+
+
+def needs_lines(found: Counterexample) -> list[RenderableType]:
+    """Return what a shrunk case needs to fail, as a line; none where nothing was tried, or nothing is needed."""
+    return [Text(f"Needs: {needs(found)}")] if found.trigger and found.shrunk else []
 
 
 def needs(found: Counterexample) -> str:
