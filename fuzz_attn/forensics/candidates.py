@@ -169,6 +169,8 @@ class OfGrid(Candidate):
     more: int = 0
     size: OfTensor | None = None
     fewer: bool = False
+    shared: bool = False
+    """Whether kernels that only other cases launch have the same number of programs along the axis."""
     before: Grid = (1, 1, 1)
     place: Location = UNKNOWN_LOCATION
 

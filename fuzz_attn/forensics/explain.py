@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.case.aspects import FEATURES, FEATURES_OF
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.changes import with_dense_caches, with_head_size
@@ -231,7 +232,9 @@ def _explained(experiment: Experiment, relation: str | None) -> Explanation:
     if not failures:
         return Explanation((Finding("unknown", "the case passes, so there is nothing to explain"),))
     rejected = rejection_findings(experiment)
-    return Explanation(rejected, launches=1) if rejected else _of_failures(experiment, relation, failures)
+    if rejected:
+        return Explanation(rejected, launches=int(isinstance(experiment.backend, SimulatorBackend)))
+    return _of_failures(experiment, relation, failures)
 
 
 def _of_failures(experiment: Experiment, relation: str | None, failures: list[Verdict]) -> Explanation:
@@ -544,8 +547,11 @@ def _row_of_an_empty_sequence(experiment: Experiment, found: Explanation) -> Exp
     which = f"sequence{'s' * (len(empty) > 1)} {ranges(empty)}"
     right = "" if case is None else "right without "
     seen = found.words.removesuffix(": a wrong stride or offset")
-    words = f"{seen}; {right}{which}, which has no query tokens: a row of another sequence is taken for it"
-    findings = (Finding("foreign sequence", words, cause=OF_EMPTY), *found.findings[1:])
+    words = f"{seen}; {right}{which}, which has no query tokens"
+    first = Finding("foreign sequence", f"{words}: a row of another sequence is taken for it", cause=OF_EMPTY)
+    if any(each.kind == "uninitialised" for each in experiment.first.observations):  # so that no row is taken at all
+        first = msgspec.structs.replace(found.findings[0], words=words)
+    findings = (first, *found.findings[1:])
     return msgspec.structs.replace(found, findings=findings)
 
 

@@ -312,10 +312,13 @@ class RepairSearch:
     def _mends_there(self, candidate: Candidate, trial: Trial) -> bool:
         """Return whether a case is right with a change at its place, or at another such operation of its line.
 
-        Which comparison of a line is the first one depends on what the kernel's constants leave of it.
+        Which comparison of a line is the first one depends on what the kernel's constants leave of it. A grid may be
+        that of another kernel, which only other cases launch.
         """
-        if (right := self._mends(candidate, trial)) or not isinstance(candidate, AtPlace):
+        if (right := self._mends(candidate, trial)) or not isinstance(candidate, (AtPlace, OfGrid)):
             return right
+        if isinstance(candidate, OfGrid):
+            return self._mends(replace(candidate, shared=True), trial)
         key = candidate.key
         others = [other for other in self._sites if other != key and other._replace(ordinal=key.ordinal) == key]
         return any(self._mends(replace(candidate, key=other), trial) for other in others)
@@ -332,12 +335,16 @@ class RepairSearch:
             kernel = None if candidate.everywhere else candidate.kernel
             switches.making = kernel, candidate.name, partial(candidate.of, latest=switches.latest)
         elif isinstance(candidate, OfGrid):
-            grown = candidate.grid
-            switches.growing = lambda name, grid, passed: grown(grid, passed) if name == candidate.kernel else grid
+            switches.growing = partial(self._grown, candidate)
         elif isinstance(candidate, AtPlace):
             for site in self._sites_of(candidate):
                 if candidate.callers is None or candidate.callers == site.callers:
                     switches.chosen[site] = partial(self._changed_at, site, candidate.name)
+
+    def _grown(self, candidate: OfGrid, name: str, grid: Grid, arguments: dict[str, Any]) -> Grid:
+        """Return the programs that a kernel has with a change, which may be one of kernels that only others launch."""
+        changes = name == candidate.kernel or (candidate.shared and name not in self._kernels)
+        return candidate.grid(grid, arguments) if changes else grid
 
     def _changed_at(self, site: Site, name: str, read: Read, value: Array) -> Array:
         """Return what a change gives in place of a value at a site, or that value where the site has no such change.
@@ -432,7 +439,7 @@ class RepairSearch:
         return candidate.key, candidate.callers, effects
 
     def _mends_with_steps(self, candidate: Candidate, trial: Trial) -> bool:
-        right = self._mends(candidate, trial)
+        right = self._mends_there(candidate, trial) if isinstance(candidate, OfGrid) else self._mends(candidate, trial)
         other_programs = isinstance(candidate, (OfGrid, OfConstant)) or self._switches.widens
         if other_programs or (isinstance(candidate, OfArguments) and candidate.is_of_stages):
             return right  # programs that are not needed compute that, and stages that agree do other work

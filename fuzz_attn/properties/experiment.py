@@ -196,6 +196,8 @@ class Launch:
     """Those that autotuned kernels were launched with, in order."""
     unusual: tuple[str, ...] = ()
     """The parameters whose arguments had the form of a contract trial."""
+    error_calls: tuple[str, ...] = ()
+    """``file:line`` of the target's lines that called the one of ``error_site``, the innermost first."""
 
     @property
     def outputs_after(self) -> dict[str, torch.Tensor]:
@@ -327,7 +329,8 @@ class Experiment:
         here = self._is_on_backend(tensors)
         launched = tensors if here else copied(tensors, self.backend.device)
         before = {name: memory.clone() for name, memory in memory_of_outputs(tensors).items()}
-        error, site, refusal, watch = "", "", None, Watch()
+        error, refusal, watch = "", None, Watch()
+        lines: list[str] = []
         chosen = Chosen()
         called = Called()
         layouts = _layouts(launched)
@@ -344,7 +347,7 @@ class Experiment:
                 raise
             error, refusal = _described(raised), Refusal("host", type(raised).__name__, str(raised))
         except BaseException as raised:  # noqa: BLE001 - whatever a target raises on a promised input is a finding
-            error, site = _described(raised), _site_of(raised)
+            error, lines = _described(raised), _lines_of(raised)
             began = watch.launches > 0 or _has_written(launched, before)
             refusal = refusal_by(raised, _text(raised), launched=began)
             if unusual is not None and isinstance(raised, Exception):
@@ -365,10 +368,12 @@ class Experiment:
         if copies is not None and not error:
             tensors = with_outputs_of(tensors, copies)
         configurations = tuple(chosen.configurations)
+        site = lines[0] if lines else ""
         return Launch(
             *(tensors, before, error, site, refusal, tuple(watch.observations), changed, copies),
             *(chosen.own, beyond, configurations),
             unusual=() if unusual is None else unusual.names,
+            error_calls=tuple(lines[1:]),
         )
 
     def _unusual(self, launched: AttentionTensors) -> UnusualCall | None:
@@ -436,11 +441,11 @@ def _described(raised: BaseException) -> str:
     return f"raised {type(raised).__name__}: {text}{place}"
 
 
-def _site_of(raised: BaseException) -> str:
-    """Return ``file:line`` of the target's innermost line, not of a library that it calls; empty without any."""
+def _lines_of(raised: BaseException) -> list[str]:
+    """Return ``file:line`` of the target's lines that an exception passed, the innermost first; none of a library's."""
     frames = traceback.extract_tb(raised.__traceback__)
     own = [frame for frame in frames if owner_of(frame.filename, frame.name) == "target"]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    return [f"{frame.filename}:{frame.lineno}" for frame in reversed(own)]
 
 
 def _text(raised: BaseException) -> str:
