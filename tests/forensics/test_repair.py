@@ -110,6 +110,14 @@ PLANTED = {
     "latent_parts_not_rescaled": r"splits\.py:\d+, `output` to `output \* alpha\[:, None\]`",
     # another variable in a comparison, which its negation does not replace where several segments have keys
     "segment_by_its_first_tile": r"query_blocks\.py:\d+, `.* == 0` to `segment == 0`",
+    # an argument that is wrong only with other strides, for which a property launches the target again
+    "new_values_with_the_token_stride_of_new_keys": r"`argument new_values\.stride_token of \w+` to `new_values\.ptr",
+    # a grid that a launcher makes once for two kernels, of which others cases launch the other one
+    "grid_of_a_dense_packing": r"`1 x 2 x 1 programs of kernel_unified_attention_\dd` to `2 x 2 x 1 programs`",
+    # an argument before the check that takes it
+    "bias_columns_from_a_stride": r"makes it right: .*`argument qq_bias_cols of \w+` to `scores\.qq_bias_ptr\.",
+    # an operation too many, of which another number is no cause
+    "offset_of_positions_at_least_0": r"`maximum\(key_len - query_len, 0\)` to `key_len - query_len`",
     # the begin of a loop that reads outside, though what it attends is right
     "new_tokens_from_before_the_first": r"`(.*)` to `maximum\(\1, 0\)`",
 }
