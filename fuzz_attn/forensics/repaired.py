@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from fuzz_attn.forensics.candidates import UNLIKELY, AtPlace, Candidate, OfConstant, OfGrid
+from fuzz_attn.forensics.candidates import UNLIKE, UNLIKELY, AtPlace, Candidate, OfArguments, OfConstant, OfGrid
 from fuzz_attn.forensics.explanation import Explanation, Finding, Repair
 from fuzz_attn.forensics.inquiry import MOST_FINDINGS
 from fuzz_attn.forensics.near_cases import Kind
@@ -57,9 +57,13 @@ def with_repair(found: Explanation, experiment: Experiment, relation: str | None
 
 
 def _leads(repair: Repair, candidate: Candidate, findings: tuple[Finding, ...]) -> bool:
-    """Return whether a change says more than what is seen: keys of another sequence, or several unlike things."""
+    """Return whether a change says more than what is seen.
+
+    That is keys of another sequence, several unlike things, or parts of the keys of which two kernels have other ideas.
+    """
     unlike = len({finding.reason for finding in findings}) > 1 and candidate.order < LIKELY
-    return repair.is_confirmed and (findings[0].reason == "foreign sequence" or unlike)
+    of_stages = isinstance(candidate, (OfConstant, OfArguments)) and candidate.order == UNLIKE
+    return repair.is_confirmed and (findings[0].reason == "foreign sequence" or unlike or of_stages)
 
 
 def is_chance(repair: Repair, candidate: Candidate, first: Finding) -> bool:
