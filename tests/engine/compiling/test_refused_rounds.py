@@ -213,7 +213,7 @@ def test_of_refused_rounds_workers_see_one_case_of_each_reason(played: Played) -
 
 
 def test_the_usual_variant_is_tried_where_another_is_refused(played: Played) -> None:
-    _, rounds = played(lambda shared: None if shared.form.variant == USUAL else HOST, 6)
+    _, rounds = played(lambda shared: None if shared.form.variant == USUAL else HOST, 16)  # the first other one is 6
     assert {ready.cases for ready in rounds} == {CASES}
     assert {ready.usual for ready in rounds} == {True, False}
 
