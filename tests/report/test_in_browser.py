@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright, expect
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from fuzz_attn.engine.events import Event
 from fuzz_attn.report.page import page_server as server_module
