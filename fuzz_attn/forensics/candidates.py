@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from fuzz_attn.simulator.site_values import are_both_strides, like_constants, similar
+from fuzz_attn.simulator.site_values import are_both_strides, like_constants, short_name, similar
 from fuzz_attn.simulator.switches import NOWHERE, Grid, Key, Launched
 from fuzz_attn.ttir.ir import UNKNOWN_LOCATION, Location
 
@@ -219,15 +219,6 @@ def _power_of_two(number: int) -> int:
 
 def _number(value: Any) -> int | None:
     return value if value.__class__ is int else None
-
-
-def short_name(name: str) -> str:
-    """Return the name of a parameter, or of its part where it is a tuple.
-
-    >>> short_name("tiling.TILE_SIZE")
-    'TILE_SIZE'
-    """
-    return name.rpartition(".")[2]
 
 
 def in_all_kernels(constant: OfConstant) -> OfConstant:

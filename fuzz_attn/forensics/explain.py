@@ -279,7 +279,7 @@ def _beside_chunks(experiment: Experiment, found: Explanation) -> Explanation | 
     if _failures_of(experiment.with_target(replace(case, mask=CAUSAL), experiment.target)) != []:
         return None
     first = found.findings[0]
-    words = f"{first.words}; right without chunks: beside them the window is not applied"
+    words = f"{first.words}; right without chunks, so the window is wrong only beside them"
     return msgspec.structs.replace(found, findings=(msgspec.structs.replace(first, words=words), *found.findings[1:]))
 
 

@@ -15,6 +15,7 @@ from fuzz_attn.forensics.explanation import Finding, count, rows_of_case
 from fuzz_attn.forensics.lab import Array
 from fuzz_attn.properties.check import all_failures
 from fuzz_attn.properties.experiment import Experiment
+from fuzz_attn.simulator.site_values import short_name
 from fuzz_attn.simulator.switches import constants_of
 
 LONGER: Final = 8
@@ -95,7 +96,7 @@ def _block_sizes(experiment: Experiment) -> set[tuple[str, int]]:
     if isinstance(backend, SimulatorBackend):
         with backend.watched(lambda program, bound, grid: found.update(constants_of(bound).items())):
             experiment.launch_tensors(experiment.again())
-    return {(name.rpartition(".")[2], number) for name, number in found if "BLOCK" in name.upper()}
+    return {(short_name(name), number) for name, number in found if "BLOCK" in name.upper()}
 
 
 def launched(experiment: Experiment) -> frozenset[str]:

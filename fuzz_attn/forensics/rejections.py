@@ -13,6 +13,7 @@ from typing import Final
 from fuzz_attn.backends.simulator import SimulatorBackend
 from fuzz_attn.forensics.explanation import Finding
 from fuzz_attn.properties.experiment import Experiment, Launch
+from fuzz_attn.simulator.site_values import short_name
 from fuzz_attn.simulator.switches import Switches
 
 _NUMBER: Final = re.compile(r"(?<![\w.])\d+(?![\w.])")
@@ -68,5 +69,5 @@ def _line(place: str) -> str:
 
 def _names_of(number: int, constants: dict[str, int]) -> list[str]:
     """Return the constants of a launch that are a number, those of sizes first."""
-    names = [name.rpartition(".")[2] for name, value in constants.items() if value == number]
+    names = [short_name(name) for name, value in constants.items() if value == number]
     return sorted(dict.fromkeys(names), key=lambda name: "PADDED" not in name)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fuzz_attn.errors import UnknownValueError
 from fuzz_attn.simulator.formulas import BINARY, PREDICATES, SHAPES, Array, Read, computed, kind_of, ranked
-from fuzz_attn.simulator.site_values import SiteValues
+from fuzz_attn.simulator.site_values import SiteValues, short_name
 from fuzz_attn.simulator.switches import Compute
 from fuzz_attn.ttir.ir import Location, Operation, Value
 
@@ -89,7 +89,7 @@ class Conditions(SiteValues):
                         yield self._compared(tile, limit, *PREDICATES[predicate])
             for name, constant in self.site.kernel.constants.items():
                 if constant > 1:
-                    yield self._below_constant(tile, name.rpartition(".")[2], constant)
+                    yield self._below_constant(tile, short_name(name), constant)
 
     def _compared(self, tile: Value, limit: Value, sign: str, function: Callable[[Array, Array], Array]) -> Change:
         def compute(read: Read, value: Array) -> Array:

@@ -33,7 +33,7 @@ from fuzz_attn.simulator.formulas import (
     variable_of,
 )
 from fuzz_attn.simulator.range_changes import Ranges
-from fuzz_attn.simulator.site_values import SUMS, fits, like_constants, other_numbers, reduction_of, similar
+from fuzz_attn.simulator.site_values import SUMS, fits, like_constants, other_numbers, reduction_of, short_name, similar
 from fuzz_attn.simulator.switches import Compute, Site, Switches
 from fuzz_attn.ttir.ir import Location, Operation, Value
 
@@ -258,10 +258,10 @@ class _Proposer(Ranges):
             if constant in (number, 0, 1) or not own:
                 continue
             alike = [each for each in own if like_constants(name, each)]
-            words = name.rpartition(".")[2]
+            words = short_name(name)
             new = partial(np.asarray, constant)
             change = self._with_operand_of(index, f"constant {name}", words, LIKE_ITS_OWN if alike else 4, new)
-            yield replace(change, old=self._with_words(index, alike[0].rpartition(".")[2])) if alike else change
+            yield replace(change, old=self._with_words(index, short_name(alike[0]))) if alike else change
 
     def _loaded_instead(self, index: int, value: Value) -> Iterator[Change]:
         """Yield the number behind a pointer of a like name, in place of one that is loaded for more than this."""

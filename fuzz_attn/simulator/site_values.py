@@ -301,13 +301,22 @@ def similar(name: str, other: str) -> bool:
     return bool(_parts(name) & _parts(other))
 
 
+def short_name(name: str) -> str:
+    """Return the name of a parameter, or of its part where it is a tuple.
+
+    >>> short_name("tiling.TILE_SIZE")
+    'TILE_SIZE'
+    """
+    return name.rpartition(".")[2]
+
+
 def like_constants(name: str, other: str) -> bool:
     """Return whether two constants are of one thing, such as the size of a head and that of its values.
 
     >>> like_constants("tiling.HEAD_SIZE", "HEAD_SIZE_V"), like_constants("tiling.HEAD_SIZE", "tiling.TILE_SIZE")
     (True, False)
     """
-    own, others = (set(each.rpartition(".")[2].lower().split("_")) - _OF_ANY for each in (name, other))
+    own, others = (set(short_name(each).lower().split("_")) - _OF_ANY for each in (name, other))
     return bool(own & others)
 
 
