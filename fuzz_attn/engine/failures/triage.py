@@ -28,6 +28,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -38,7 +39,7 @@ from fuzz_attn.case.paths import of_any_configuration
 from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.events import Which, name_of
 from fuzz_attn.engine.orders import Answer, Order
-from fuzz_attn.operations.registry import OPERATIONS, operation_of
+from fuzz_attn.operations.registry import OPERATIONS, AnyCase, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 _PREFIX: Final = f"{NAME} "
@@ -348,7 +349,10 @@ class KnownFailures:
 
         So a bug is seen that needs the same features as a frequent one, and other numbers. Others stay as they are.
         """
-        milder = _with_harmless(order, self._avoided_in(order))
+        triggers = self._avoided_in(order)
+        if not triggers:
+            return order
+        milder = _with_harmless(order, triggers)
         return None if self.avoids(milder) else milder
 
     def beside(self, order: Order, failure_class: str) -> Order:
@@ -490,7 +494,12 @@ def _does_without(harmless: KnownFailure, needing: KnownFailure) -> set[str]:
 
 def traits_of_both(shown: Order | Counterexample) -> frozenset[str]:
     """Return the traits of both launches of an order or a counterexample."""
-    return operation_of(shown.case).traits_of(shown.case, shown.relation)
+    return _traits_of(shown.case, shown.relation)
+
+
+@lru_cache(maxsize=1024)  # each new failure is compared with all known ones: a tenth of a search that finds many
+def _traits_of(case: AnyCase, relation: str | None) -> frozenset[str]:
+    return operation_of(case).traits_of(case, relation)
 
 
 def merged(found: Iterable[tuple[str, Counterexample]]) -> dict[str, str]:
