@@ -380,6 +380,7 @@ def test_arithmetic_that_no_shim_fixes_is_an_error(monkeypatch: pytest.MonkeyPat
         InterpreterBackend().preflight()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", ["2d", "3d"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_quick_device_calls_change_no_bit(path: Any, dtype: Any, case: AttentionCase) -> None:

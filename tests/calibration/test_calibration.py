@@ -127,6 +127,7 @@ WRONG: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_binding_is_named(name: str) -> None:
     launcher, changes, message = WRONG[name]
@@ -196,6 +197,7 @@ def my_attention(q, k_cache, v_cache, block_table, query_start_loc, seq_lens, ma
 """A target that is wrong in every case, where the factor is not 1."""
 
 
+@pytest.mark.slow
 def test_a_saved_failure_is_played_where_calibration_fails(campaign: Callable[..., Any], tmp_path: Path) -> None:
     file, path = tmp_path / "doubled.py", str(FOLDER / "torch_attention.py")
     file.write_text(DOUBLED.format(path=path, factor=2))

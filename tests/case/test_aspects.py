@@ -99,7 +99,7 @@ def test_its_own_value_changes_nothing(aspect: Aspect) -> None:
     assert all(aspect.having(case, aspect.value(case)) == case for case in every_case())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 def test_a_case_without_it_has_the_simplest_value(aspect: Aspect) -> None:
     left = [having(aspect, case, aspect.simplest) for case in every_case() if aspect.present(case)]
     found = [aspect.value(case) for case in left if case is not None]

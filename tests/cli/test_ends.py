@@ -60,6 +60,7 @@ READING: tuple[tuple[str, ...], ...] = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arguments", READING, ids=lambda arguments: arguments[0])
 def test_no_readable_file_is_one_line_and_status_2(arguments: tuple[str, ...], file: str) -> None:
     for place in PLACES:

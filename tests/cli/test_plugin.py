@@ -94,6 +94,7 @@ def test_collection_lists_a_shard_for_each_worker(workers: str, shards: int, fol
     ]
 
 
+@pytest.mark.slow
 def test_options_replace_arguments(folder: Path) -> None:
     options = ("--fuzz-max-cases=3", "--fuzz-seed=7", "--fuzz-workers=2", "--fuzz-out=elsewhere", "-v")
     done = call_pytest(folder, TWO_LINES, *options, "--fuzz-target=attention.py:last_row_unwritten")
@@ -257,6 +258,7 @@ test_it = fuzz("attention.py:unified_attention", max_cases=3)
 """
 
 
+@pytest.mark.slow
 def test_fuzz_tests_in_classes_and_with_parameters(folder: Path) -> None:
     done = call_pytest(folder, IN_CLASSES, "-W", "error")
     assert done.returncode == 0, done.stdout

@@ -39,6 +39,7 @@ def test_verify_returns_a_report(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir() and path.name[0] not in "._") == ["out"]
 
 
+@pytest.mark.slow
 def test_a_rounding_is_stated_and_an_undeclared_one_is_named(tmp_path: Path) -> None:
     def report(cases: int, **rounding: str) -> RunReport:
         target, binding = f"{TORCH.parent / 'narrow_attention.py'}:bfloat16_scores", {"rounding": rounding}

@@ -88,6 +88,7 @@ def test_campaign_keeps_the_outcomes_of_all_cases(campaign: Callable[..., Result
     assert f"of {len(statistics.masks)} masks seen" in text_of(render(statistics))
 
 
+@pytest.mark.slow
 def test_crash_of_a_worker_keeps_earlier_outcomes(tmp_path: Path) -> None:
     target = tmp_path / "dies.py"
     target.write_text(

@@ -76,7 +76,7 @@ CASES = Path(__file__).with_name("mask_cases.json")
 """Cases that show every outcome of a long campaign. mask_cases_program.py chooses them anew."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", get_args(Family))
 def test_stored_cases_leave_no_gap_and_contradict_no_explanation(
     family: Family, contradicted: Callable[[Iterable[Mask], Family], list[Explanation]]

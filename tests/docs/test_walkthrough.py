@@ -23,7 +23,8 @@ def walkthrough(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(Path(__file__).with_name("walkthrough.py"))
 
 
-@pytest.mark.parametrize("name", ["docs/tutorial.md", pytest.param("examples/README.md", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["docs/tutorial.md", "examples/README.md"])
 def test_pages_show_what_is_printed(walkthrough: ModuleType, name: str, tmp_path: Path) -> None:
     assert name in walkthrough.PAGES
     page = (ROOT / name).read_text(encoding="utf-8")

@@ -53,6 +53,7 @@ REPLAYED = ("window_one_too_long", "killed", "depends_on_poison")
 """Those of which a worker plays the saved file too: by the oracle, a crash and a relation."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "nondeterministic" else name for name in WRONG]
 )
@@ -157,6 +158,7 @@ def too_long(order: Order) -> Verdict:
     return Verdict("oracle", "mismatch", "wrong", ratio=7.0) if order.case.max_seq_len > 20 else Verdict("oracle")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("max_cases", [1, 7, 1000, 1037])
 def test_the_number_of_cases_is_exact(max_cases: int, fake: Fake) -> None:
     outcome, orders = fake(healthy, max_cases=max_cases)
@@ -319,6 +321,7 @@ class HangingWithSinks(FakeWorker):
         return Answer(Verdict("oracle", "timeout", f"after {seconds:.0f} s"), fresh=wait == "short, then full")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("max_time", [90.0, 120.0, 300.0])
 def test_a_hang_is_shrunk_and_checked_in_time(max_time: float, campaign: Run, ready: Ready, clock: Clock) -> None:
     worker = HangingWithSinks(ready, clock, launch_limit(max_time))

@@ -324,6 +324,7 @@ fuzz_attn.verify(sys.argv[1], max_time=300, workers=2, out=sys.argv[2])
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_end_of_the_parent_ends_everything_and_keeps_the_failure(
     number: signal.Signals, spec: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

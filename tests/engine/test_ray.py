@@ -127,6 +127,7 @@ def test_a_lost_node_and_a_late_one_leave_the_number_of_cases(cluster: Cluster, 
     assert not results.errors
 
 
+@pytest.mark.slow
 def test_each_bug_is_reported_once_and_saved_here(cluster: Cluster, tmp_path: Path, spec: Callable[[str], str]) -> None:
     plan = plan_in(tmp_path, spec("window_one_too_long"))
     report = run_and_log(plan, shards=shards_of(plan))

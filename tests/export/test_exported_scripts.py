@@ -220,6 +220,7 @@ def results(run_program: Callable[..., Any], kernels: Path) -> Results:
     return run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [(), ("--tight",)])
 def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
     options: tuple[str, ...], scripts: Path, results: Results

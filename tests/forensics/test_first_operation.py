@@ -53,6 +53,7 @@ def answers(run_program: Callable[..., Any]) -> dict[str, dict[str, Any]]:
     return {row["bug"]: row for row in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bug", NAMED)
 def test_the_operation_is_on_the_edited_line_or_the_first_that_uses_it(
     bug: str, answers: dict[str, dict[str, Any]]
@@ -83,6 +84,7 @@ def test_only_the_simulator_records_operations() -> None:
     assert found.words == "only the simulator records operations, and this ran with backend='interpreter'"
 
 
+@pytest.mark.slow
 def test_two_versions_of_a_file_are_compared_each_with_its_own_modules(tmp_path: Path) -> None:
     """Both files and what they import have the same names, as two checkouts of one project have."""
     kernel = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8").split("```python\n")[1].partition("```")[0]

@@ -42,7 +42,7 @@ CHOSEN: list[tuple[dict[str, Any], Holds]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("chosen", "holds"), CHOSEN, ids=lambda value: str(value) if isinstance(value, dict) else "")
 def test_every_case_has_the_chosen_values(chosen: dict[str, Any], holds: Holds) -> None:
     drawn = []

@@ -267,6 +267,7 @@ def _input(expression: str) -> str:
     return named[1] if named else ""
 
 
+@pytest.mark.slow
 def test_the_steps_find_a_bug_and_replay_it_until_it_is_known(repository: Path) -> None:
     options = {"target": "torch_attention.py:last_row_unwritten"}
     arguments = "--max-cases 12 --workers 1 --seed 1"

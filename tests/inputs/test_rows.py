@@ -62,6 +62,7 @@ def found_anew(case: AttentionCase) -> numbers.Numbers:
     return numbers.numbers_of(case)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_numbers_do_not_depend_on_poison_strides_and_form(family: Family) -> None:
     drawn: list[AttentionCase] = []

@@ -162,7 +162,7 @@ def test_no_name_is_in_two_tables() -> None:
     assert len(set().union(*TABLES)) == sum(len(table) for table in TABLES)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "family"), features_of_kernels())
 def test_features_agree_with_reference(name: str, family: str, split: Any, simulator: SimulatorBackend) -> None:
     split.assert_agrees(named(split, name, family, {}), simulator)
@@ -185,7 +185,7 @@ def test_covering_has_every_pair() -> None:
     }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "family", "features"), covering())
 def test_shapes_and_dtypes_agree_with_reference(
     name: str, family: str, features: str, split: Any, simulator: SimulatorBackend
@@ -193,7 +193,7 @@ def test_shapes_and_dtypes_agree_with_reference(
     split.assert_agrees(named(split, name, family, HALVES[features]), simulator)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("name", "family"), interpreted())
 def test_interpreter_agrees_with_reference(name: str, family: str, split: Any, interpreter: InterpreterBackend) -> None:
     split.assert_agrees(named(split, name, family, {} if name in FEATURES else EVERYTHING), interpreter)

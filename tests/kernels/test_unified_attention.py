@@ -157,7 +157,7 @@ def test_any_number_of_segments_agrees_with_reference(
     unified.assert_agrees(problem, simulator)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("at", "name"), [*enumerate(interpreted())])
 def test_interpreter_agrees_with_reference(at: int, name: str, unified: Any, interpreter: InterpreterBackend) -> None:
     changes = next(table[name] for table in TABLES if name in table)

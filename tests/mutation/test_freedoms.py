@@ -136,7 +136,7 @@ def test_every_bug_has_a_case() -> None:
     assert set(BUGS) == set(WITH)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", WITH)
 def test_bug_is_found_with_its_freedom_only(name: str, tmp_path: Path, simulator: SimulatorBackend) -> None:
     family, shown, hidden = WITH[name]

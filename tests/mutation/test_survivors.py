@@ -79,6 +79,7 @@ def covered(spot: Spot, changes: tuple[IrChange, ...]) -> set[str]:
     return {f"{c.operation}#{c.ordinal}/{c.change}" for c in changes if spot.covers(c)}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "family", [pytest.param(family, marks=pytest.mark.slow) if family in SLOW else family for family in KERNELS]
 )

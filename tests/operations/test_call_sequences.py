@@ -328,7 +328,7 @@ def test_a_second_call_that_differs_in_one_argument_finds_a_stale_cache(judged: 
     assert explanation.cause == f"earlier call: {CAUSES['cached_by_shape']}"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("file", "name"), RIGHT)
 def test_what_a_target_keeps_rightly_passes(file: str, name: str, judged: Callable[..., Any]) -> None:
     for sequence in SEQUENCES:

@@ -42,7 +42,7 @@ def test_the_healthy_kernel_passes_in_the_interpreter(campaign: Callable[..., Re
     assert results.statistics.cases == 6
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", KERNEL.bugs)
 def test_a_seeded_bug_is_found_within_a_round(name: str, tmp_path: Path) -> None:
     target = KERNEL.target_with(name, tmp_path)

@@ -212,6 +212,7 @@ def ratios_of(mix: str, row_views: RowViews, writing: Writing, examples: int) ->
     return ratios
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mix", MIXES)
 def test_correct_kernels_stay_within_the_bound_and_come_close(mix: str, row_views: RowViews, writing: Writing) -> None:
     ratios = ratios_of(mix, row_views, writing, 60)

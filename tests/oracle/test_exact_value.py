@@ -93,6 +93,7 @@ def exact(row: Any, tensors: AttentionTensors) -> list[mpmath.mpf]:
     return output
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())
 def test_error_of_the_oracle_is_below_one_percent_of_the_bound(
     changes: dict[str, Any], row_views: Callable[[AttentionTensors], Iterator[Any]]

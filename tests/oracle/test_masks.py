@@ -108,6 +108,7 @@ def checked(case: AttentionCase, is_close: Closeness) -> None:
         assert is_close(known["lse"], lse if case.lse.order == "tokens" else lse.T)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", SIMPLEST)
 def test_the_oracle_agrees_with_loops(kind: MaskKind, is_close: Closeness) -> None:
     keys = [key for key in key_pool(DOMAIN) if key.mask == kind]

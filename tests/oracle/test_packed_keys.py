@@ -78,6 +78,7 @@ def sees(arguments: dict[str, Any], row: int, key: int, query_len: int, key_len:
     return bool(after and before)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_oracle_agrees_with_loops(kind: MaskKind, is_close: Closeness) -> None:
     keys = [key for key in key_pool(DOMAIN) if key.mask == kind]

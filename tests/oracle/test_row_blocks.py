@@ -59,6 +59,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_the_bound_of_a_row_does_not_depend_on_rows_beside_it(
     model: RoundingModel, monkeypatch: pytest.MonkeyPatch

@@ -58,6 +58,7 @@ def lost(products: Array, width: int, extra_bits: int) -> Array:
     return np.asarray(error / np.abs(products).sum(1) / UNIT, dtype=np.float64)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["equal", "spread", "beside one", "falling"])
 @pytest.mark.parametrize("count", [2, 3, 16, 17, 64, 200])
 @pytest.mark.parametrize(("width", "extra_bits"), [(8, 1), (16, 1), (16, 2)], ids=["Ampere", "worst", "Hopper"])

@@ -52,7 +52,7 @@ def test_a_copy_is_judged_like_the_original(name: str, case: AttentionCase, spec
         assert verdicts[0] == verdicts[1], relation
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_right_kernels_pass_on_copies(family: Family) -> None:
     target, backend = built_in(family), SimulatorBackend()

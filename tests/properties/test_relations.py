@@ -171,7 +171,7 @@ def test_broken_target_fails_its_relation(broken: BrokenTarget, judge_of: JudgeO
     assert re.search(broken.message, verdict.message), verdict.message
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.target)
 def test_broken_target_passes_all_other_relations(broken: BrokenTarget, judge_of: JudgeOf) -> None:
     case = replace(PLAIN, **broken.case)

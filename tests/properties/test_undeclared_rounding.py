@@ -79,7 +79,7 @@ def stream_of(domain: Domain) -> CaseStream:
     return CaseStream(domain, seed=4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", roundings())
 def test_declared_target_passes(name: str) -> None:
     target = narrow_target(name, **roundings()[name])
@@ -109,7 +109,7 @@ UNDECLARED: dict[str, tuple[AttentionCase, str]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", UNDECLARED)
 def test_failure_of_an_undeclared_target_names_the_field(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named_causes, "SEEDS", 1)  # half of the launches already tell them apart
@@ -134,6 +134,7 @@ BUGS: dict[str, AttentionCase] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BUGS)
 def test_failure_of_a_bug_names_no_field(name: str) -> None:
     verdict = explained(load_target(f"{FOLDER / 'torch_attention.py'}:{name}"), BUGS[name])

@@ -92,7 +92,7 @@ def opened(browser: Browser, address: str, view: str) -> tuple[Page, list[str], 
 @pytest.mark.parametrize(
     ("address", "view"),
     [
-        ("run", "wide"),
+        pytest.param("run", "wide", marks=pytest.mark.slow),
         ("hostile", "phone"),
         pytest.param("run", "narrow and dark", marks=pytest.mark.slow),
         pytest.param("trend", "phone", marks=pytest.mark.slow),
@@ -119,6 +119,7 @@ def test_axe_finds_what_is_wrong(browser: Browser, tmp_path: Path) -> None:
     page.context.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("address", ["run", "trend"], indirect=True)
 def test_the_keyboard_reaches_everything(browser: Browser, address: str) -> None:
     page, _, _ = opened(browser, address, "phone")

@@ -207,7 +207,7 @@ def _reference(shape: Shape, keywords: dict[str, Any]) -> Reference:
     return attend(tensors, load_target("unified").rounding_model)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(DRAWN_CASES))
 def test_unified_attention_on_drawn_cases(interpreter: Any, seed: int) -> None:
     shape = _random_shape(seed)
@@ -221,7 +221,7 @@ def test_unified_attention_on_drawn_cases(interpreter: Any, seed: int) -> None:
         assert not out[tokens:].any()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(DRAWN_CASES))
 def test_unified_attention_on_exact_cases(interpreter: Any, seed: int) -> None:
     """The numbers are such that every order of summation gives the same bits, so the two agree in each."""

@@ -52,6 +52,7 @@ def test_shrinks_towards_one_token(minimal: Any, key: CompileKey) -> None:
     assert minimal(batches(key=key)) == (Sequence(query_len=1),)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("condition", "expected"),
     [
@@ -69,6 +70,7 @@ def test_shrinks_to(minimal: Any, condition: Any, expected: tuple[Sequence, ...]
     assert minimal(batches(), condition) == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "condition",
     [
@@ -99,6 +101,7 @@ def test_reaches(find_any: Any, condition: Any) -> None:
     assert condition(find_any(batches(), condition))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("edge", [PAGE, 2 * PAGE, 32, 64])
 @pytest.mark.parametrize("step", [-1, 0, 1])
 def test_reaches_both_sides_of_every_edge(sample: Any, edge: int, step: int) -> None:
@@ -119,6 +122,7 @@ def test_reaches_prompts_of_several_tiles_in_segments(sample: Any) -> None:
     assert sum(any(s.query_len > 32 and not s.context_len for s in batch) for batch in drawn) > 6
 
 
+@pytest.mark.slow
 def test_very_few_batches_are_extreme(sample: Any) -> None:
     drawn = sample(batches(key=CompileKey(launch=LaunchHints(tile_size=64))), 20_000)
     longest = [max((s.seq_len for s in batch if s.query_len), default=0) for batch in drawn]

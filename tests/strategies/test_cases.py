@@ -132,7 +132,7 @@ def lies_within(case: AttentionCase, domain: Domain) -> bool:
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("domain", DOMAINS, ids=[f"domain{number}" for number in range(len(DOMAINS))])
 def test_every_case_lies_within_its_domain_which_promises_it(sample: Any, domain: Domain) -> None:
     drawn = sample(cases(domain), 60)
@@ -152,7 +152,7 @@ def test_each_pair_of_features_occurs_unless_it_is_excluded(sample: Any) -> None
     assert absent == {*EXCLUSIVE.excluded, frozenset({"fp8_kv", "fp8_q"})}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("feature", sorted(FEATURES_OF["unified"] - RARE))
 def test_share_of_cases_with_each_feature(drawn_cases: list[AttentionCase], feature: str) -> None:
     share = sum(feature in features(case) for case in drawn_cases) / len(drawn_cases)
@@ -169,7 +169,7 @@ RARE_IN: dict[Family, set[str]] = {
 another path than the usual one."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"unified"}))
 def test_share_of_cases_with_each_feature_of_split_families(sample: Any, family: Family) -> None:
     drawn = [features(case) for case in sample(cases(Domain(family=family)), 600)]
@@ -252,7 +252,7 @@ def test_drawn_cases_survive_a_json_round_trip(drawn_cases: list[AttentionCase])
         assert msgspec.json.decode(msgspec.json.encode(case), type=AttentionCase) == case
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("condition", "expected"),
     [
@@ -347,6 +347,7 @@ def test_few_cases_have_large_offsets(drawn_cases: list[AttentionCase]) -> None:
     assert "kv_first" not in {case.strides.cache for case in offset}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cache", ["separate", "blocks_first", "heads_first"])
 def test_caches_of_each_order_reach_large_offsets(find_any: Any, cache: str) -> None:
     assert find_any(cases(FULL), lambda case: case.pages.first_block and case.strides.cache == cache)

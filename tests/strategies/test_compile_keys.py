@@ -202,6 +202,7 @@ def test_shrinks_to_a_single_feature(minimal: Any, flag: Feature) -> None:
     assert minimal(compile_keys(domain=FULL), lambda key: key.has(flag)) == CompileKey(compiled=(flag,))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("condition", "expected"),
     [

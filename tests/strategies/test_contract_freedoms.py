@@ -221,7 +221,7 @@ FREEDOMS: Final[dict[Family, Freedoms]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drawn_cases_use_every_freedom_of_the_contract(family: Family) -> None:
     missing = FREEDOMS[family].copy()

@@ -79,6 +79,7 @@ def test_shrinks_towards(minimal: Any, strategy: st.SearchStrategy[object], expe
     assert minimal(strategy) == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("strategy", "condition"),
     [

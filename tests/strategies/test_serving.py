@@ -126,7 +126,7 @@ def test_every_shape_is_drawn_early(name: str, seed: int) -> None:
     assert missing(name, seed) == set()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", DOMAINS)
 def test_a_share_of_the_cases_looks_like_serving(name: str) -> None:
     found = sum(map(looks_like_serving, islice(drawn(name, SEEDS[0]), OF_CASES)))
@@ -195,6 +195,7 @@ def price(batch: tuple[Sequence, ...], num_kv_heads: int, key: CompileKey) -> fl
     return sum(rows) * KEY_MS + sum(pairs) * PAIR_MS
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DOMAINS)
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 def test_batches_of_served_models_are_bounded(sample: Callable[..., list[Any]], name: str, num_kv_heads: int) -> None:

@@ -82,6 +82,7 @@ def drawn(family: Family) -> tuple[AttentionCase, ...]:
     return tuple(stream[number].case for number in range(CASES))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize(
     "family", ["unified", *(pytest.param(each, marks=pytest.mark.slow) for each in ("paged", "extend"))]
@@ -138,6 +139,7 @@ def drawn_of(operation: str) -> tuple[Any, ...]:
     return tuple(stream[number].case for number in range(CASES))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SMALL_SIZES)
 def test_a_size_of_a_small_operation_has_no_ceiling_and_no_gap(name: str) -> None:
     operation, size, most, ratio = SMALL_SIZES[name]

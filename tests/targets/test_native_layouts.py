@@ -43,6 +43,7 @@ def answered(tensors: AttentionTensors) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stored_as", [ROWS, HEADS, SLOTS, SPLIT], ids=["rows", "heads", "slots", "split"])
 @settings(max_examples=25)
 @given(case=st.sampled_from(sorted(FAMILIES)).flatmap(lambda family: cases(Domain(family=family))))

@@ -47,6 +47,7 @@ def run(python: Path, checkout: Path, tmp_path: Path) -> Callable[..., subproces
     return call
 
 
+@pytest.mark.slow
 def test_the_command_line_runs_a_campaign(
     run: Callable[..., subprocess.CompletedProcess[str]], spec: Callable[[str], str]
 ) -> None:

@@ -110,7 +110,7 @@ def test_the_keys_of_five_minutes_have_every_pair_of_values() -> None:
     assert seen == {pair for key in pool for pair in value_pairs(key)}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", get_args(Family))
 def test_the_keys_of_half_a_minute_are_served_too(family: Family) -> None:
     target = built_in(family)

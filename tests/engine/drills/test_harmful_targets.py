@@ -27,6 +27,7 @@ HARM = {
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", HARM)
 def test_harm_is_found_saved_and_replayed(target: str, start: Start) -> None:
     run = start(target, *BUDGET, "--memory", "1G")

@@ -475,6 +475,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_file_does_harm(part: int, folder: Path, guard: Guard) -> None:
     found, before = list[str](), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -33,6 +33,7 @@ def test_a_killed_worker_is_no_failure(start: Start) -> None:
     assert run.files == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("process", "words"), [(SHARD, "SIGKILL"), (SERVER, "all workers are forks of was killed")])
 def test_a_killed_engine_ends_the_run_and_says_so(process: str, words: str, start: Start) -> None:
     run = start("slow", *LONG, own_server=True)
@@ -60,6 +61,7 @@ def test_a_killed_parent_leaves_no_process_and_the_failure(start: Start) -> None
     assert "FAILED" in run.replay_here()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", INTERRUPTED)
 def test_a_signal_ends_the_search(number: signal.Signals, start: Start) -> None:
     run = start("slow", *LONG)

@@ -53,6 +53,7 @@ def test_a_run_with_many_failures_ends_in_time(start: Start, tmp_path: Path) -> 
     assert len(run.files) - len(new(run)) == KNOWN
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT), (signal.SIGKILL,)])
 def test_a_run_with_many_failures_can_be_ended(
     signals: tuple[signal.Signals, ...], start: Start, tmp_path: Path
@@ -86,6 +87,7 @@ def test_each_worker_of_a_run_knows_what_is_marked(start: Start, tmp_path: Path)
     assert {path: path.read_bytes() for path in run.files} == marked
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ended_by", [None, signal.SIGINT, signal.SIGKILL])
 def test_what_a_target_starts_ends_with_the_run(ended_by: signal.Signals | None, start: Start) -> None:
     run = start("leaves_processes", "--max-cases", "12" if ended_by is None else "100000", "--max-time", "300")

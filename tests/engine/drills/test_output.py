@@ -105,6 +105,7 @@ def in_the_place_of_a_file(folder: Path) -> None:
     folder.write_text("")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make", "note"),
     [(shared, "other users may write to"), (in_the_place_of_a_file, "is no folder")],

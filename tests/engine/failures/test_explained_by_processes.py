@@ -59,6 +59,7 @@ def test_a_failure_of_the_interpreter_only_says_so_and_is_not_taken_for_mended(f
     assert statuses == {"interpreter": "FAILED", "simulator": "UNSEEN"}
 
 
+@pytest.mark.slow
 def test_a_simulator_that_does_not_end_costs_no_failure(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated_worker, "EXPLAINING_SECONDS", 3.0)
     failure, _ = found("sinks_ignored_and_never_ending_in_the_simulator")

@@ -35,6 +35,7 @@ def test_a_store_is_told_by_the_words_that_the_simulator_uses() -> None:
     assert not FindingKind.OUT_OF_BOUNDS_LOAD.value.startswith(OUT_OF_BOUNDS_STORE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_written_behind_the_output_is_the_store_that_does_it(seed: int, tmp_path: Path) -> None:
     run = Run(tmp_path, FakeWorker(stores_behind), cases=200, seed=seed)

@@ -173,6 +173,7 @@ def test_translation_keeps_large_offsets(family: Family) -> None:
     assert translated(there, family) == case
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ["unified", "paged", "context", "chunked"])
 def test_relations_never_touch_pages_without_memory(family: Family) -> None:
     target, before = built_in(family), resident_bytes()

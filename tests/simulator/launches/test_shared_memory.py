@@ -71,7 +71,7 @@ def test_an_autotuner_goes_on_to_a_configuration_that_fits() -> None:
     assert out.eq(512.0).all()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(16, 32, 32), (64, 64, 128), (16, 128, 64)])
 @pytest.mark.parametrize(("dtype", "size"), [("fp16", 2), ("fp8e4nv", 1), ("fp32", 4)])
 def test_the_compiler_takes_at_least_what_is_estimated(
