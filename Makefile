@@ -17,6 +17,7 @@ EXAMPLES ?= 5000
 LOAD ?= 0
 BACKEND ?= simulator
 SAMPLE ?= 40
+SEED ?= 2
 SEEDS ?= 1
 LIMIT ?= 120
 
@@ -30,7 +31,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help fuzz replay ledger explanations operations evidence history launchers nightly test slow time-to-bug drills states faults gpu conformance bench coverage lint format docs walk wheel hooks clean
+.PHONY: help fuzz replay ledger explanations operations evidence history launchers nightly test slow examples time-to-bug drills states faults gpu conformance bench coverage lint format docs walk wheel hooks clean
 
 # Compiled files are kept, which `make clean` removes: the tests start hundreds of processes, and each would compile this
 # package again, and pytest every test in every worker.
@@ -78,6 +79,9 @@ test: $(STAMP) ## run the test suite without the slow tests; a part of it: ARGS=
 
 slow: $(STAMP) ## run the slow tests, a part of which stands for all in `make test`; one: ARGS="tests/forensics -k window"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 -m slow $(ARGS)
+
+examples: $(STAMP) ## run the test suite on other and more examples of Hypothesis than `make test`; SEED=7
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --hypothesis-seed=$(SEED) $(ARGS)
 
 drills: $(STAMP) ## run the fault drills (crashes, kills, full disks) and print how many of all passed
 	@$(BIN)/pytest -q -n $(WORKERS) -m 'slow or not slow' tests/engine/drills $$(grep '^tests/' tests/engine/drills/elsewhere.txt) $(ARGS)

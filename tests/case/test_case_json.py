@@ -275,7 +275,7 @@ def spelled(value: object) -> Any:
     return [spelled(part) for part in value] if isinstance(value, tuple) else value
 
 
-@settings(QUIET, max_examples=100)
+@QUIET
 @given(ANY)
 def test_json_round_trip_is_lossless(case: AttentionCase) -> None:
     text = msgspec.json.encode(case)
@@ -285,7 +285,7 @@ def test_json_round_trip_is_lossless(case: AttentionCase) -> None:
     assert msgspec.json.encode(again) == text
 
 
-@settings(QUIET, max_examples=100)
+@QUIET
 @given(cases(WIDE))
 def test_json_with_every_default_written_out_is_the_same_case(case: AttentionCase) -> None:
     again = decode(msgspec.json.encode(spelled(case)))

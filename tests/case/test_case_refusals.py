@@ -237,7 +237,7 @@ def sized_cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(QUIET, max_examples=300)
+@QUIET
 @given(sized_cases())
 def test_no_tensor_of_an_accepted_case_is_larger_than_the_limit(fields: dict[str, Any]) -> None:
     limit = 1000

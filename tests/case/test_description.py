@@ -159,13 +159,13 @@ def test_single_lines(changes: dict[str, Any], line: tuple[str, str]) -> None:
     assert line in describe(replace(AttentionCase((Sequence(1),)), **changes))
 
 
-@settings(QUIET, max_examples=100)
+@QUIET
 @given(cases(WIDE), cases(WIDE))
 def test_different_cases_have_different_descriptions(left: AttentionCase, right: AttentionCase) -> None:
     assert (text_of(left) == text_of(right)) == (left == right)
 
 
-@settings(QUIET, max_examples=150)
+@QUIET
 @given(
     cases(WIDE), cases(WIDE), st.sampled_from([name for name in AttentionCase.__struct_fields__ if name != "family"])
 )

@@ -342,7 +342,7 @@ def rubbish(value: Any) -> st.SearchStrategy[Any]:
     return other
 
 
-@settings(QUIET, max_examples=400)
+@QUIET
 @given(document=rubbish(json.loads(GOLDEN)))
 def test_edited_file_is_a_counterexample_or_refused_in_one_line(tmp_path: Path, document: object) -> None:
     path = tmp_path / "edited.json"

@@ -265,7 +265,7 @@ def test_places_without_runs_are_errors(tmp_path: Path) -> None:
         merge([write(tmp_path / "part", events_of(Part(), [(1, ())]))], tmp_path / "tests")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(of=st.integers(1, 9), workers=st.integers(1, 9), cases=st.integers(1, 400))
 def test_parts_have_the_shards_and_cases_of_one_large_run(of: int, workers: int, cases: int) -> None:
     def plans(part: Part, workers: int) -> dict[int, int | None]:

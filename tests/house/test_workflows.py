@@ -123,7 +123,8 @@ def test_nightly_fuzzes_on_a_gpu_for_the_given_time() -> None:
 
 def test_slow_tests_run_every_night() -> None:
     steps = parsed("nightly")["jobs"]["slow"]["steps"]
-    assert [step["run"] for step in steps if "run" in step] == ["make slow", "make explanations"]
+    assert [step["run"] for step in steps if "run" in step] == ["make slow", "make examples", "make explanations"]
+    assert "--hypothesis-seed=7" in made("examples", "SEED=7")
     assert "pytest -n auto --dist worksteal --durations=15 -m slow" in made("slow")
 
 

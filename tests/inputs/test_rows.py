@@ -21,7 +21,7 @@ from fuzz_attn.targets.loading import load_target
 QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
-@settings(QUIET, max_examples=80)
+@QUIET
 @given(cases(Domain()))
 def test_rows_and_keys_of_a_batch(case: AttentionCase) -> None:
     rows = rows_of(case)

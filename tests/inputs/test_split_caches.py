@@ -19,7 +19,7 @@ from fuzz_attn.inputs.storage import TORCH_DTYPES, UNSIGNED, rounded, slot_poiso
 from fuzz_attn.inputs.tensors import AttentionTensors, materialise
 from fuzz_attn.strategies.cases import cases
 
-QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, max_examples=50)
+QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 SPLIT: tuple[Family, ...] = ("paged", "context", "chunked")
 DENSE: tuple[Family, ...] = ("context", "chunked")
 # Caches with large offsets have gigabytes of addresses and tests of their own.

@@ -115,7 +115,7 @@ def cache_poisons(case: AttentionCase) -> tuple[int, int]:
     return slot_poison(case.dtypes.kv, case.poison.keys), slot_poison(case.dtypes.kv, case.poison.values)
 
 
-@settings(QUIET, max_examples=60)
+@QUIET
 @given(strided_cases())
 def test_live_slots_hold_the_numbers_and_all_others_poison(case: AttentionCase) -> None:
     tensors, poisons = materialise(case), cache_poisons(case)
@@ -125,7 +125,7 @@ def test_live_slots_hold_the_numbers_and_all_others_poison(case: AttentionCase) 
         np.testing.assert_array_equal(bits_of(cache).reshape(expected.shape), expected)
 
 
-@settings(QUIET, max_examples=60)
+@QUIET
 @given(strided_cases())
 def test_padding_of_the_caches_is_poison(case: AttentionCase) -> None:
     tensors, poisons = materialise(case), cache_poisons(case)
@@ -138,7 +138,7 @@ def test_padding_of_the_caches_is_poison(case: AttentionCase) -> None:
         assert set(memory_of(cache)[unused].tolist()) <= {poisons[0] if one_memory else poison}
 
 
-@settings(QUIET, max_examples=60)
+@QUIET
 @given(strided_cases())
 def test_queries_are_surrounded_by_nan(case: AttentionCase) -> None:
     query = materialise(case).query
@@ -150,7 +150,7 @@ def test_queries_are_surrounded_by_nan(case: AttentionCase) -> None:
     assert set(memory_of(query)[others].tolist()) <= {slot_poison(case.dtypes.q, "nan")}
 
 
-@settings(QUIET, max_examples=60)
+@QUIET
 @given(strided_cases())
 def test_output_is_all_poison(case: AttentionCase) -> None:
     tensors = materialise(case)
@@ -159,7 +159,7 @@ def test_output_is_all_poison(case: AttentionCase) -> None:
     assert set(memory_of(tensors.output).tolist()) <= {poison}
 
 
-@settings(QUIET, max_examples=60)
+@QUIET
 @given(strided_cases())
 def test_block_table_is_surrounded_by_garbage(case: AttentionCase) -> None:
     table, pages = materialise(case).block_table, page_map(case)
@@ -204,7 +204,7 @@ def expected_offset(case: AttentionCase, num_blocks: int) -> int:
     return {"kv_first": num_blocks * block, "blocks_first": block}.get(arrangement(case), 0)
 
 
-@settings(QUIET, max_examples=60)
+@QUIET
 @given(strided_cases())
 def test_strides_and_offsets_are_those_of_the_case(case: AttentionCase) -> None:
     tensors, num_blocks = materialise(case), page_map(case).num_blocks
@@ -217,7 +217,7 @@ def test_strides_and_offsets_are_those_of_the_case(case: AttentionCase) -> None:
             assert tensor.storage_offset() == GUARD_BYTES // tensor.element_size(), name
 
 
-@settings(QUIET, max_examples=50)
+@QUIET
 @given(strided_cases())
 def test_shapes_and_types(case: AttentionCase) -> None:
     tensors, heads = materialise(case), case.heads
@@ -236,7 +236,7 @@ def test_shapes_and_types(case: AttentionCase) -> None:
         assert name == "qq_bias" or tensor.stride(-1) == 1, name
 
 
-@settings(QUIET, max_examples=50)
+@QUIET
 @given(cases(Domain()))
 def test_lengths_on_device_and_host_agree(case: AttentionCase) -> None:
     tensors = materialise(case)
@@ -248,7 +248,7 @@ def test_lengths_on_device_and_host_agree(case: AttentionCase) -> None:
     assert (tensors.max_query_len, tensors.max_seq_len) == (case.max_query_len, case.max_seq_len)
 
 
-@settings(QUIET, max_examples=50)
+@QUIET
 @given(cases(Domain()))
 def test_only_one_byte_types_have_scales(case: AttentionCase) -> None:
     tensors = materialise(case)
@@ -342,7 +342,7 @@ def test_each_field_changes_its_own_tensors(changes: dict[str, object], changed:
     assert differing(materialise(RICH), materialise(replace(RICH, **changes))) == changed
 
 
-@settings(QUIET, max_examples=60)
+@QUIET
 @given(strided_cases())
 def test_every_tensor_lies_between_guards_of_poison(case: AttentionCase) -> None:
     tensors = materialise(case)

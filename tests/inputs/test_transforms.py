@@ -42,7 +42,7 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torc
 CLOSE = 2.0**-10
 """How close two float64 answers to one problem must be, as a share of the error bound."""
 
-drawn = settings(max_examples=50, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+drawn = settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def both(case: AttentionCase) -> tuple[AttentionTensors, AttentionTensors]:

@@ -179,7 +179,7 @@ def place_of(override: Override) -> tuple[int, int, int] | None:
     return sum(lengths[: override.sequence]) + override.position, override.head, override.column
 
 
-@settings(QUIET, max_examples=80)
+@QUIET
 @given(OVERRIDES)
 def test_override_sets_its_element_or_nothing(override: Override) -> None:
     before = numbers_of(case_of(NormalValues()))

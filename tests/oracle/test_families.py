@@ -18,7 +18,7 @@ from fuzz_attn.oracle.comparison import judge
 from fuzz_attn.oracle.reference import attend
 from fuzz_attn.strategies.cases import cases
 
-QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, max_examples=150)
+QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 families: tuple[Family, ...] = ("unified", "paged", "context", "chunked")
 any_cases = st.sampled_from((*families, "varlen")).flatmap(lambda family: cases(Domain(family=family)))
 

@@ -379,7 +379,7 @@ def test_keys_may_be_shifted_to_zero(context_len: int) -> None:
     assert verdict.passed, verdict.message
 
 
-@settings(max_examples=60, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases(domain=DOMAIN), choice=CHOICES)
 def test_right_target_passes_every_relation(judge_of: JudgeOf, case: AttentionCase, choice: int) -> None:
     relation = chosen_relation(choice, case, DOMAIN)
@@ -395,7 +395,7 @@ def test_batch_without_tokens_passes(sequences: tuple[Sequence, ...], judge_of: 
         assert judge_of("nondeterministic")(Order(case, relation)).verdict.passed
 
 
-@settings(max_examples=50, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases(domain=DOMAIN), choice=CHOICES)
 def test_chosen_relation_holds(case: AttentionCase, choice: int) -> None:
     assert chosen_relation(choice, case, DOMAIN) in relations_of(case, DOMAIN)
@@ -417,7 +417,7 @@ def test_a_choice_keeps_its_relation_while_that_holds() -> None:
         assert chosen_relation(choice, smaller, DOMAIN) == before or before not in held
 
 
-@settings(max_examples=50, database=None, deadline=None)
+@settings(database=None, deadline=None)
 @given(case=cases())
 def test_pages_are_counted_as_the_page_map_lays_them(case: AttentionCase) -> None:
     assert max(1, num_pages(case)) == page_map(case).num_blocks - case.pages.first_block

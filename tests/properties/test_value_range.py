@@ -71,7 +71,7 @@ def test_tolerance_around_values_of_one(changes: dict[str, object], output: floa
     assert verdict_on(replace(ONES, **changes), output).passed == passes
 
 
-@settings(max_examples=60, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases(Domain(features=Domain().features - {"qq_bias"})))
 def test_values_seen_are_those_of_the_visible_keys(case: AttentionCase) -> None:
     for block in row_blocks(materialise(case)):
