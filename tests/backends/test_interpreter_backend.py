@@ -9,10 +9,9 @@ TRITON_INTERPRET=1.
 
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -262,8 +261,9 @@ def test_operators_between_blocks_work_on_each_element(condition: str, n: int) -
 
 
 def test_the_preflight_detects_wrong_operators() -> None:
-    if tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9):
-        assert list(preflight.operator_defects()) == ["operator:and", "mask:scalar"]
+    version, defects = tuple(map(int, triton.__version__.split(".")[:2])), list(preflight.operator_defects())
+    assert "operator:and" in defects or version > (3, 9)
+    assert "mask:scalar" in defects or version != (3, 9)  # Triton 3.6 has it right
     with corrected():
         assert not list(preflight.operator_defects())
 
@@ -424,7 +424,8 @@ except BackendError as error:
 """
 
 
-def test_a_kernel_that_was_imported_too_early_is_an_error() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    said = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True, env=environment)
+def test_a_kernel_that_was_imported_too_early_is_an_error(tmp_path: Path, run_program: Callable[..., Any]) -> None:
+    program = tmp_path / "late.py"
+    program.write_text(LATE)
+    said = run_program(program, without=("TRITON_INTERPRET",))
     assert said.stdout == "backend='interpreter' must be prepared before any kernel is imported\n"

@@ -86,6 +86,7 @@ def test_a_whole_binding_states_its_paths_and_nothing_is_tried() -> None:
     assert ready.unexercised == ("absolute=False, chunk=-1, use_unknown=False",)
 
 
+@pytest.mark.slow
 def test_a_user_states_paths_in_a_file_also_those_that_change_the_result(tmp_path: Path) -> None:
     path = tmp_path / "binding.toml"
     path.write_text('paths = {absolute = [false, true], chunk = [-1, 64, "None"]}\n')

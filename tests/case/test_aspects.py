@@ -91,10 +91,12 @@ def test_a_case_of_one_key_is_the_simplest_apart_from_nuances() -> None:
     assert not [each.words for each in TABLE.levelled if each.levels_of(ONE_KEY)]
 
 
+@pytest.mark.sampled(3)
 def test_some_case_has_each_aspect(aspect: Aspect) -> None:
     assert any(map(aspect.present, every_case()))
 
 
+@pytest.mark.sampled(3)
 def test_its_own_value_changes_nothing(aspect: Aspect) -> None:
     assert all(aspect.having(case, aspect.value(case)) == case for case in every_case())
 
@@ -110,6 +112,7 @@ def test_a_case_without_it_has_the_simplest_value(aspect: Aspect) -> None:
         assert set(found) == {aspect.simplest}
 
 
+@pytest.mark.sampled(3)
 def test_it_shows_in_the_description(aspect: Aspect) -> None:
     pairs = ((case, having(aspect, case, aspect.simplest)) for case in every_case() if aspect.present(case))
     changed = [*islice(((case, simple) for case, simple in pairs if simple is not None and simple != case), 50)]
@@ -117,6 +120,7 @@ def test_it_shows_in_the_description(aspect: Aspect) -> None:
     assert all(describe(case) != describe(simple) for case, simple in changed)
 
 
+@pytest.mark.sampled(3)
 def test_a_smaller_case_is_allowed_or_refused_as_a_case_error(aspect: Aspect) -> None:
     for case in drawn("unified")[:50]:
         for change in aspect.smaller:

@@ -146,6 +146,7 @@ def test_of_another_kind():
 """
 
 
+@pytest.mark.slow
 def test_functions_are_targets(folder: Path) -> None:
     done = call_pytest(folder, OWN_FUNCTIONS)
     assert "4 passed" in done.stdout, done.stdout

@@ -72,6 +72,7 @@ def test_each_example_does_what_its_page_says() -> None:
     assert foreign.startswith("No failure in 60 cases of foreign_names.py:")
 
 
+@pytest.mark.slow
 def test_the_bug_of_the_example_is_its_only_one(tmp_path: Path) -> None:
     source = (EXAMPLES / "sliding_window.py").read_text(encoding="utf-8")
     assert source.count("seq_len - 1 - left") == 1

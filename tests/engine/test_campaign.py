@@ -105,6 +105,7 @@ def test_a_target_gets_only_features_of_its_signature(campaign: Run) -> None:
     assert {"window", "softcap", "alibi"} <= set(outcome.statistics.features)
 
 
+@pytest.mark.slow
 def test_torch_defaults_that_a_target_sets_are_isolated(campaign: Run) -> None:
     outcome = campaign("leaves_defaults", max_cases=10)
     assert outcome.failure is None, outcome.failure

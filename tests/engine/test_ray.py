@@ -144,6 +144,7 @@ def test_each_bug_is_reported_once_and_saved_here(cluster: Cluster, tmp_path: Pa
     assert path.read_bytes() == saved
 
 
+@pytest.mark.slow
 def test_a_target_that_does_not_load_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
     plan = plan_in(tmp_path, "nowhere:function")
     with pytest.raises(FuzzAttnError, match="nowhere"):

@@ -424,6 +424,7 @@ def test_a_campaign_goes_on_with_what_the_target_accepts(campaign: Callable[...,
     assert "refusing.py:" in printed
 
 
+@pytest.mark.slow
 def test_a_campaign_ends_where_everything_is_refused(campaign: Callable[..., Results]) -> None:
     statistics = campaign("refuses_all", setup=Setup(f"{FILE}:refuses_all"), max_cases=40).statistics
     assert (statistics.cases, len(statistics.refusals)) == (0, 1)

@@ -363,6 +363,7 @@ def in_a_tuple(asks, key_pages, value_pages, where, token_offsets, lens, tempera
 """
 
 
+@pytest.mark.slow
 def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: Path, results: Results) -> None:
     stated = msgspec.toml.decode((TARGETS / "invented_names.toml").read_bytes())
     conventions = {"layout": "heads_first", "output": "returned", "window": "left", "scales": "float", "fp8": "typed"}
@@ -419,6 +420,7 @@ def broken_lse(*arguments, **given):
 """
 
 
+@pytest.mark.slow
 def test_scripts_check_a_log_sum_exp(scripts: Path, kernels: Path, results: Results) -> None:
     (kernels / "lse_decode.py").write_text(BROKEN_LSE)
     for relation in (None, "page_permutation", "batch_order"):

@@ -53,7 +53,7 @@ def answers(run_program: Callable[..., Any]) -> dict[str, dict[str, Any]]:
     return {row["bug"]: row for row in map(json.loads, done.stdout.splitlines())}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("bug", NAMED)
 def test_the_operation_is_on_the_edited_line_or_the_first_that_uses_it(
     bug: str, answers: dict[str, dict[str, Any]]

@@ -109,6 +109,7 @@ def call_pytest(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_twelve_lines_find_shrink_and_explain(folder: Path) -> None:
     assert len(TWELVE_LINES.splitlines()) == 12
     first = call_pytest(folder, "test_window.py", "--hypothesis-profile=quick")

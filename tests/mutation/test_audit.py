@@ -92,6 +92,7 @@ def test_a_part_of_no_name_is_refused(tmp_path: Path, seeded_bugs: Path) -> None
         audit(request(tmp_path, seeded_bugs=seeded_bugs, only=("unknown",)), Console(quiet=True))
 
 
+@pytest.mark.slow
 def test_mutants_that_break_their_process_are_found_and_the_others_judged(tmp_path: Path) -> None:
     bugs = bugs_that_run(
         tmp_path / "bugs",

@@ -82,7 +82,7 @@ def drawn(family: Family) -> tuple[AttentionCase, ...]:
     return tuple(stream[number].case for number in range(CASES))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize(
     "family", ["unified", *(pytest.param(each, marks=pytest.mark.slow) for each in ("paged", "extend"))]

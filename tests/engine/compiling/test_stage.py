@@ -77,6 +77,7 @@ def statistics_of(plan: RunPlan) -> Statistics:
     return msgspec.structs.replace(FuzzRun(plan).run().statistics, seconds=0.0, judging=0.0)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_cpu_is_the_same_where_a_gpu_might_be(
     spec: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

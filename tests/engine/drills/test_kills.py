@@ -86,6 +86,7 @@ def test_an_interrupt_while_the_workers_start(start: Start) -> None:
     run.end(130)
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_the_whole_group(start: Start) -> None:
     """A terminal sends it to every process of the group in the foreground."""
     run = start("slow", *LONG, own_server=True)

@@ -44,6 +44,7 @@ def new(run: Any) -> list[Path]:
     return [path for path in run.files if not path.name.startswith("known-")]
 
 
+@pytest.mark.slow
 def test_a_run_with_many_failures_ends_in_time(start: Start, tmp_path: Path) -> None:
     began = time.monotonic()
     run = started(start, tmp_path / "run", "--max-time", f"{LIMIT:.0f}")

@@ -71,6 +71,7 @@ def test_a_failure_that_is_found_on_a_full_disk_is_printed(start: Start, disk: P
     assert "No space left on device" in run.output
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_while_a_failure_is_shrunk(start: Start, disk: Path) -> None:
     run = start("slow_and_wrong", "--max-time", "60", folder=disk / "run")
     run.wait_until(lambda: run.files)
@@ -81,6 +82,7 @@ def test_a_disk_that_fills_while_a_failure_is_shrunk(start: Start, disk: Path) -
     assert "FAILED" in run.replay_here(), "the file that was saved first is kept"
 
 
+@pytest.mark.slow
 def test_files_that_cannot_grow(start: Start) -> None:
     run = start("wrong", *CASES, shell="ulimit -f 1")
     run.end(1, 2)

@@ -49,6 +49,7 @@ def test_a_bug_of_logic_is_shrunk_and_explained_in_the_simulator(found: Found) -
         assert replayed.status == "FAILED"
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_interpreter_only_says_so_and_is_not_taken_for_mended(found: Found) -> None:
     failure, path = found("sinks_ignored_in_the_interpreter")
     assert failure.elsewhere is not None
