@@ -65,6 +65,7 @@ def test_an_argument_that_changes_some_problems_only_is_no_path() -> None:
     )
 
 
+@pytest.mark.slow
 def test_bind_lists_paths_and_what_is_not_exercised(capsys: pytest.CaptureFixture[str]) -> None:
     print_binding(ready_of("decode"), Console(width=200))
     lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]

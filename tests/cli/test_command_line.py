@@ -163,6 +163,7 @@ def test_run_on_a_wrong_target_writes_below_out(folder: Path) -> None:
     assert replayed.stdout.startswith(f"FAILED  {file.relative_to(folder)}\n")
 
 
+@pytest.mark.slow
 def test_interrupted_run_saves_its_failure(folder: Path) -> None:
     command = [SCRIPT, "run", "--target", "misbehaving.py:slower_and_wrong", "--max-time", "1800", "--workers", "2"]
     # A shell that starts the tests in the background makes its children ignore interrupts.

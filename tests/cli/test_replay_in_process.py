@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from fuzz_attn import counterexamples
 from fuzz_attn.case.attention_case import AttentionCase
@@ -27,6 +28,7 @@ def debugged(**given):
 """
 
 
+@pytest.mark.slow
 def test_prints_and_breakpoints_work(tmp_path: Path, case: AttentionCase) -> None:
     (tmp_path / "debugged.py").write_text(DEBUGGED)
     wrong = msgspec.convert({"property_name": "oracle", "kind": "unwritten", "message": ""}, Verdict)

@@ -202,6 +202,7 @@ def test_an_endless_loop_that_prints_keeps_little(worker: IsolatedWorker, monkey
     assert max(sizes) == KEPT_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say how much memory a process uses")
 def test_a_target_that_exhausts_memory_fails_and_the_next_case_is_judged(spec: Callable[[str], str]) -> None:
     with IsolatedWorker(Setup(spec("misbehaves_by_length"), memory=2**30)) as worker:

@@ -241,6 +241,7 @@ def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
         assert text.endswith("WRONG\n")
 
 
+@pytest.mark.slow
 def test_scripts_of_several_calls_find_what_a_target_keeps(scripts: Path, kernels: Path, results: Results) -> None:
     one, other = (AttentionCase((Sequence(1, 3), Sequence(2, last))) for last in (1, 0))
     keeping = shutil.copy(TARGETS / "keeping_calls.py", kernels)
@@ -388,6 +389,7 @@ def test_scripts_call_targets_that_return_their_output(scripts: Path, kernels: P
     )
 
 
+@pytest.mark.slow
 def test_right_kernels_are_right_in_scripts_of_drawn_cases(scripts: Path, results: Results) -> None:
     """Of what the kernels promise, with one of four relations in turn, and with large tensors in a file beside it."""
     random = Random(14)

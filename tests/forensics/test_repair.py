@@ -123,8 +123,8 @@ PLANTED = {
 }
 
 
-QUICK = ("causal_or_equal", "merge_starts_from_0", "merge_with_padded_splits", "write_skips_slot_0")
-"""A predicate, what a variable is before a loop, an offset, and an element that is never written.
+QUICK = ("merge_starts_from_0", "merge_with_padded_splits", "write_skips_slot_0")
+"""What a variable is before a loop, an offset, and an element that is never written.
 
 The searches for all bugs take minutes: `make slow` runs them every night.
 """
@@ -156,7 +156,6 @@ def test_changes_mend_a_bug_of_some_kinds(rows_of: Callable[..., Rows]) -> None:
     rows = rows_of(QUICK)
     stated = SEEDED | PLANTED
     assert {bug: rows[bug]["repair"] for bug in QUICK if not re.search(stated[bug], rows[bug]["repair"])} == {}
-    assert rows["causal_or_equal"]["reason"] in ("causal", "denominator"), "what is certain stays in front of a change"
 
 
 @pytest.mark.slow
@@ -164,6 +163,8 @@ def test_changes_mend_a_bug_of_some_kinds(rows_of: Callable[..., Rows]) -> None:
 def test_a_change_mends_a_seeded_bug(bug: str, rows_of: Callable[..., Rows]) -> None:
     row = rows_of([bug])[bug]
     assert re.search(SEEDED[bug], row["repair"]), row
+    if bug == "causal_or_equal":
+        assert row["reason"] in ("causal", "denominator"), "what is certain stays in front of a change"
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ CONTEXT = ["kernel_context_attention"]
 DOTS = {"reduce_segments": 0, "kernel_context_attention": 4}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("case", "kernels"),
     [

@@ -295,14 +295,8 @@ def test_a_wrong_number_is_no_failure_of_a_contract(judged: Callable[..., Any]) 
     assert verdict.message == "it fails with the usual arguments too"
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    "family",
-    [
-        *("unified", "merge_states", "cache_write"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("paged", "context", "extend")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["unified", "merge_states", "cache_write", "paged", "context", "extend"])
 def test_our_own_launchers_are_right_or_refuse(family: str, judged: Callable[..., Any]) -> None:
     target = load_target(family, None, None)
     operation = operation_of(target.domain)

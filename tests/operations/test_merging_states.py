@@ -36,6 +36,7 @@ def test_the_healthy_kernel_passes() -> None:
     assert {name for case, _ in cases for name in OPERATION.all_features_of(case)} == set(OPERATION.features)
 
 
+@pytest.mark.slow
 def test_the_healthy_kernel_passes_in_the_interpreter(campaign: Callable[..., Results]) -> None:
     results = campaign("merge_states", setup=Setup("merge_states", backend="interpreter"), max_cases=6)
     assert results.failure is None, results.failure

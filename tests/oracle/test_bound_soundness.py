@@ -258,6 +258,7 @@ def test_numbers_that_stay_unrounded_below_the_normal_range_are_within_the_bound
 HALVES: tuple[DTypeName, ...] = ("float16", "bfloat16")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mix", HALVES)
 def test_halved_cast_unit_is_exceeded(
     mix: str, row_views: RowViews, writing: Writing, monkeypatch: pytest.MonkeyPatch

@@ -42,7 +42,7 @@ def hypothesis_makes(strategy: st.SearchStrategy[Any], choices: list[int]) -> ob
     return find(strategy, lambda value: True, settings=chosen, database_key=b"draw")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hypothesis_makes_the_same_cases_from_the_same_choices(family: Family) -> None:
     domain = Domain(family=family, paths=("auto", "2d", "3d") if family == "unified" else ("auto",), tile_hint=True)

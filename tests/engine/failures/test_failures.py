@@ -219,6 +219,7 @@ class SecondLaunch(FakeWorker):
         return Answer(verdict if verdict.passed else msgspec.structs.replace(verdict, property_name=relation.name))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_feature_of_a_second_launch_is_a_feature_of_the_bug(seed: int, tmp_path: Path) -> None:
     bug = wrong(lambda case: case.num_tokens and case.sinks is not None and case.qq_bias is not None)

@@ -234,6 +234,7 @@ print("both ran")
 """
 
 
+@pytest.mark.slow
 def test_kernels_decorated_for_the_interpreter_run_in_both(tmp_path: Path) -> None:
     environment = dict(os.environ, TRITON_INTERPRET="1")
     samples = str(Path(__file__).parents[1] / "kernels" / "sample_kernels.py")
