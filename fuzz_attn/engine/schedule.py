@@ -42,8 +42,6 @@ Skips: TypeAlias = Callable[[AnyCase, str | None], bool]
 """Returns whether to draw another case instead of this one."""
 MOST_DRAWS: Final = 40
 """After so many draws without a case the round ends: those that remain are too rare."""
-DRAWN_TOGETHER: Final = 20
-"""Cases that are drawn before the first of them is tried."""
 
 
 def play_shared_round(
@@ -85,7 +83,7 @@ def _play(
     drawing: Drawing,
     skips: Skips | None,
 ) -> None:
-    drawn = _drawn(domain, seed, number_of_cases, drawing)
+    drawn = _drawn(domain, seed, drawing)
     for _ in range(number_of_cases):
         for case, relation in islice(drawn, MOST_DRAWS):
             if skips is None or not skips(case, relation):
@@ -95,18 +93,10 @@ def _play(
             return
 
 
-def _drawn(
-    domain: AnyDomain, seed: int, number_of_cases: int, drawing: Drawing
-) -> Iterator[tuple[AnyCase, str | None]]:
-    """Yield cases with their relations without end, some of them drawn together.
-
-    No draw depends on what became of another case. One by one they take two to three times as long, because a case that
-    is judged in between drives the strategies out of the processor's caches: this saves 2% of a whole case.
-    """
+def _drawn(domain: AnyDomain, seed: int, drawing: Drawing) -> Iterator[tuple[AnyCase, str | None]]:
+    """Yield cases with their relations without end; no draw depends on what became of another case."""
     random, chosen = Random(seed), operation_of(domain).chosen_relation  # noqa: S311 - nothing secret
     strategy, relations = drawing
     while True:
-        together = [Sample(random).draw(strategy) for _ in range(min(number_of_cases, DRAWN_TOGETHER))]
-        yield from [
-            (case, None if choice is None else chosen(choice, case, domain, relations)) for case, choice in together
-        ]
+        case, choice = Sample(random).draw(strategy)
+        yield case, None if choice is None else chosen(choice, case, domain, relations)
