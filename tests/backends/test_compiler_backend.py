@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from triton.compiler import ASTSource
 from triton.runtime import Autotuner, JITFunction
 
 PROGRAM = Path(__file__).with_name("compiling_program.py")
 
 
+@pytest.mark.slow
 def test_launches_find_what_was_compiled_ahead(tmp_path: Path, run_program: Callable[..., Any]) -> None:
     variables = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
     done = run_program(PROGRAM, "unified", "5", variables=variables)

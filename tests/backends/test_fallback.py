@@ -26,7 +26,6 @@ CASE = AttentionCase(sequences=(Sequence(1, 3),))
 SHORT = AttentionCase(sequences=(Sequence(1, 1),))
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["unified_attention", "has_something_else", "gives_another_reason"])
 def test_a_case_that_the_simulator_cannot_run_is_judged_in_the_interpreter(name: str) -> None:
     with IsolatedWorker(Setup(f"{FILE}:{name}")) as worker:

@@ -43,7 +43,6 @@ def _setup(name: str, binding: Binding | None) -> Setup:
     return Setup(f"{FILE}:{name}", backend="interpreter", binding=binding)
 
 
-@pytest.mark.slow
 def test_values_that_change_nothing_are_drawn_and_the_others_are_listed() -> None:
     ready = ready_of("decode")
     assert isinstance(ready.domain, Domain)

@@ -86,6 +86,7 @@ def test_a_folder_without_runs_cannot_be_merged(call: Call) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_run_continues_the_last_one(call: Call) -> None:
     options = "--target", "torch_attention.py:unified_attention", "--workers", "1", "--max-cases", "30", "--seed", "1"
     keys = []

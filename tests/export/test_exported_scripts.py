@@ -241,7 +241,6 @@ def test_scripts_of_each_family_find_the_bug_and_only_the_bug(
         assert text.endswith("WRONG\n")
 
 
-@pytest.mark.slow
 def test_scripts_of_several_calls_find_what_a_target_keeps(scripts: Path, kernels: Path, results: Results) -> None:
     one, other = (AttentionCase((Sequence(1, 3), Sequence(2, last))) for last in (1, 0))
     keeping = shutil.copy(TARGETS / "keeping_calls.py", kernels)
@@ -341,6 +340,7 @@ def test_scripts_say_why_and_what_the_failure_needs(case: AttentionCase, scripts
     assert f"\nWhy: {why}\nNeeds: sliding window, at least 2 keys\n" in docstring
 
 
+@pytest.mark.slow
 def test_script_says_what_is_missing(case: AttentionCase, scripts: Path, tmp_path: Path) -> None:
     checkout = checkout_in(tmp_path, "in_a_checkout")
     save(scripts, "a", f"{checkout}::in_a_checkout:unified_attention", case)

@@ -108,7 +108,6 @@ CAUSES = {
 """What other kernels that make the same mistake share with a bug, and other mistakes do not."""
 
 
-@pytest.mark.slow
 def test_the_cause_of_an_access_names_no_line_where_another_line_may_share_it(rows_of: Callable[..., Rows]) -> None:
     rows = rows_of(CASES, *CAUSES)
     other = {bug: row["cause"] for bug, row in rows.items() if not re.fullmatch(CAUSES[bug], row["cause"])}

@@ -229,7 +229,6 @@ def test_a_second_thread_that_waits_for_a_lock_of_the_first_ends() -> None:
     assert events == ["first", "first", "second", "second"]
 
 
-@pytest.mark.slow
 def test_the_first_thread_waits_for_a_second_one_that_computes_for_long_at_one_line() -> None:
     events: list[str] = []
 

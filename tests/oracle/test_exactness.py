@@ -72,7 +72,6 @@ def ratio(reference: Reference, output: torch.Tensor) -> float:
 LENGTHS = (131072, 128, 4096, 32768)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("scores", "types", "num_keys"),
     [  # every pair of two of the three

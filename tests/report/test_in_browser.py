@@ -119,7 +119,7 @@ def test_axe_finds_what_is_wrong(browser: Browser, tmp_path: Path) -> None:
     page.context.close()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["run", "trend"], indirect=True)
 def test_the_keyboard_reaches_everything(browser: Browser, address: str) -> None:
     page, _, _ = opened(browser, address, "phone")

@@ -82,11 +82,9 @@ def drawn(family: Family) -> tuple[AttentionCase, ...]:
     return tuple(stream[number].case for number in range(CASES))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
-@pytest.mark.parametrize(
-    "family", ["unified", *(pytest.param(each, marks=pytest.mark.slow) for each in ("paged", "extend"))]
-)
+@pytest.mark.parametrize("family", ["unified", "paged", "extend"])
 def test_a_size_has_no_ceiling_and_no_gap(family: Family, name: str) -> None:
     if name in NONE[family]:
         return

@@ -43,6 +43,7 @@ def events_of(compiling: CompileStage, enough: int) -> list[Event]:
     return seen
 
 
+@pytest.mark.slow
 def test_a_round_becomes_ready_and_a_second_run_finds_its_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

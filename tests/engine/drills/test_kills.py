@@ -79,6 +79,7 @@ def test_a_signal_while_shrinking_keeps_the_failure(start: Start) -> None:
     assert "FAILED" in run.replay_here()
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_the_workers_start(start: Start) -> None:
     run = start("slow", *LONG, own_server=True)
     run.wait_until(lambda: run.processes(WORKER))

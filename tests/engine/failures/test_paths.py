@@ -62,7 +62,6 @@ def test_an_access_outside_in_one_configuration_is_found_there_and_only_there() 
     assert verdicts[-1].kind == "out_of_bounds"
 
 
-@pytest.mark.slow
 def test_an_argument_that_no_role_names_is_one_row_and_replayed(campaign: Run) -> None:
     setup = Setup(f"{FOLDER / 'with_flags.py'}:broken_decode")
     results = campaign("", setup=setup, max_cases=400, until_failure=True)
