@@ -76,6 +76,14 @@ def run_tests(copy: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[s
     )
 
 
+def left_to_the_night(copy: Path, tests: Sequence[str]) -> list[str]:
+    """Return those of some tests that `make test` leaves out, as they are slow."""
+    files = sorted({test.partition("::")[0] for test in tests})
+    listed = run_tests(copy, ["--collect-only", *files]).stdout.splitlines()
+    quick = {name for line in listed for name in (line, line.partition("[")[0], line.partition("::")[0])}
+    return [test for test in tests if test not in quick]
+
+
 def result_of(fault: Fault, healthy: Path, scratch: Path) -> Result:
     """Return what became of one fault, in a copy of its own of the healthy copy."""
     try:
@@ -109,6 +117,8 @@ def check(faults: Sequence[Fault], workers: int) -> int:
             print(process.stdout[-4000:], process.stderr[-2000:], sep="\n")
             print("The named tests must pass before faults are put in")
             return 2
+        slow = left_to_the_night(healthy, tests)
+        print(f"{len(slow)} of them are slow, so `make test` does not run them: {', '.join(slow) or '-'}", flush=True)
         width = max(len(fault.name) for fault in faults)
         with ThreadPoolExecutor(workers) as pool:
             results = pool.map(lambda fault: result_of(fault, healthy, Path(scratch)), faults)

@@ -68,6 +68,8 @@ def check_with(codes: list[int], module: ModuleType, folder: Path, monkeypatch: 
         return place
 
     def run_tests(_: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
+        if "--collect-only" in tests:
+            return subprocess.CompletedProcess(tests, 0, "test.py::test_y\n", "")
         return subprocess.CompletedProcess(tests, codes.pop(0), "", "")
 
     monkeypatch.setattr(module, "copy_of_checkout", copied)
@@ -79,6 +81,7 @@ def check_with(codes: list[int], module: ModuleType, folder: Path, monkeypatch: 
     ("codes", "old", "status", "line"),
     [
         ([0, 1], "x = 1", 0, "1 of 1 faults found"),
+        ([0, 1], "x = 1", 0, "1 of them are slow, so `make test` does not run them: test.py::test_x"),
         ([0, 0], "x = 1", 1, "made_up  survived"),
         ([0, 2], "x = 1", 1, "made_up  no verdict"),
         ([0], "x = 3", 1, "made_up  does not apply"),
