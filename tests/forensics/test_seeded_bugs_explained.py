@@ -92,8 +92,10 @@ def test_quick_bugs_have_their_right_reason_and_words(bugs: set[str], rows_of: C
     line = re.search(r"query_blocks\.py:(\d+)", rows["value_tail_unmasked"]["words"])
     assert line is not None
     source = KERNELS / "common" / "query_blocks.py"
-    read = source.read_text(encoding="utf-8").splitlines()[int(line[1]) - 1].strip()
-    assert read == "v_tile = tl.load(", "a dead slot's values are named where they are loaded"
+    lines = source.read_text(encoding="utf-8").splitlines()
+    # Triton 3.6 names the line of a call's first argument, Triton 3.9 that of the call.
+    read = [text.strip() for text in lines[int(line[1]) - 2 : int(line[1])]]
+    assert "v_tile = tl.load(" in read, "a dead slot's values are named where they are loaded"
 
 
 CAUSES = {
