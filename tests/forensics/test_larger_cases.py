@@ -43,7 +43,9 @@ def test_a_larger_case_that_is_not_promised_tells_nothing() -> None:
         right.call(**given | {"softmax_scale": 2 * given["softmax_scale"]})
 
     wrong = replace(right, call=doubled, domain=msgspec.structs.replace(right.domain, no_context=True))
-    assert not explain(Experiment(AttentionCase((Sequence(1),)), wrong, InterpreterBackend())).longer
+    found = explain(Experiment(AttentionCase((Sequence(2),)), wrong, InterpreterBackend()))
+    assert found.findings
+    assert not found.longer
 
 
 def test_a_case_with_one_column_of_values_is_explained() -> None:
