@@ -80,8 +80,8 @@ test: $(STAMP) ## run the test suite without the slow tests; a part of it: ARGS=
 slow: $(STAMP) ## run the slow tests, a part of which stands for all in `make test`; one: ARGS="tests/forensics -k window"
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 -m slow $(ARGS)
 
-examples: $(STAMP) ## run the test suite on other and more examples of Hypothesis than `make test`; SEED=7
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --hypothesis-seed=$(SEED) $(ARGS)
+examples: $(STAMP) ## run the properties of the test suite on other and more examples than `make test`; SEED=7
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 -m hypothesis --hypothesis-seed=$(SEED) $(ARGS)
 
 drills: $(STAMP) ## run the fault drills (crashes, kills, full disks) and print how many of all passed
 	@$(BIN)/pytest -q -n $(WORKERS) -m 'slow or not slow' tests/engine/drills $$(grep '^tests/' tests/engine/drills/elsewhere.txt) $(ARGS)

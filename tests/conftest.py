@@ -52,7 +52,7 @@ settings.register_profile(
     max_examples=40,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("seeded", settings.get_profile("reproducible"), derandomize=False, max_examples=200)
+settings.register_profile("seeded", settings.get_profile("reproducible"), derandomize=False, max_examples=400)
 settings.load_profile("reproducible")
 
 

@@ -110,7 +110,6 @@ def test_options_replace_arguments(folder: Path) -> None:
     assert list((folder / "elsewhere" / "counterexamples").rglob("*.json"))
 
 
-@pytest.mark.slow
 def test_failure_is_printed_with_a_command_that_replays_it(folder: Path) -> None:
     done = call_pytest(folder, TWO_LINES.replace("unified_attention", "last_row_unwritten"))
     assert done.returncode == 1

@@ -77,7 +77,6 @@ def test_a_wrong_target_is_found_shrunk_and_saved(name: str, campaign: Run, spec
     assert (replayed.status, replayed.drifted) == ("FIXED", False)
 
 
-@pytest.mark.slow
 def test_all_that_a_wrong_target_shows_is_one_failure(campaign: Run) -> None:
     outcome = campaign("window_one_too_long", max_cases=ENOUGH_CASES)
     assert outcome.statistics.cases == ENOUGH_CASES

@@ -340,7 +340,6 @@ def test_scripts_say_why_and_what_the_failure_needs(case: AttentionCase, scripts
     assert f"\nWhy: {why}\nNeeds: sliding window, at least 2 keys\n" in docstring
 
 
-@pytest.mark.slow
 def test_script_says_what_is_missing(case: AttentionCase, scripts: Path, tmp_path: Path) -> None:
     checkout = checkout_in(tmp_path, "in_a_checkout")
     save(scripts, "a", f"{checkout}::in_a_checkout:unified_attention", case)

@@ -118,7 +118,7 @@ def check(faults: Sequence[Fault], workers: int) -> int:
             print("The named tests must pass before faults are put in")
             return 2
         slow = left_to_the_night(healthy, tests)
-        print(f"{len(slow)} of them are slow, so `make test` does not run them: {', '.join(slow) or '-'}", flush=True)
+        print(f"{len(slow)} of them are slow: `make test` leaves them to the night", *slow, sep="\n    ", flush=True)
         width = max(len(fault.name) for fault in faults)
         with ThreadPoolExecutor(workers) as pool:
             results = pool.map(lambda fault: result_of(fault, healthy, Path(scratch)), faults)

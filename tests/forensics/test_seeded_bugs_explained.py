@@ -93,7 +93,7 @@ def test_quick_bugs_have_their_right_reason_and_words(bugs: set[str], rows_of: C
     assert line is not None
     source = KERNELS / "common" / "query_blocks.py"
     lines = source.read_text(encoding="utf-8").splitlines()
-    # Triton 3.6 names the line of a call's first argument, Triton 3.9 that of the call.
+    # Of a call of several lines, Triton 3.9 names the first line and Triton 3.6 that of an argument.
     read = [text.strip() for text in lines[int(line[1]) - 2 : int(line[1])]]
     assert "v_tile = tl.load(" in read, "a dead slot's values are named where they are loaded"
 

@@ -81,7 +81,7 @@ def check_with(codes: list[int], module: ModuleType, folder: Path, monkeypatch: 
     ("codes", "old", "status", "line"),
     [
         ([0, 1], "x = 1", 0, "1 of 1 faults found"),
-        ([0, 1], "x = 1", 0, "1 of them are slow, so `make test` does not run them: test.py::test_x"),
+        ([0, 1], "x = 1", 0, "1 of them are slow: `make test` leaves them to the night\n    test.py::test_x"),
         ([0, 0], "x = 1", 1, "made_up  survived"),
         ([0, 2], "x = 1", 1, "made_up  no verdict"),
         ([0], "x = 3", 1, "made_up  does not apply"),

@@ -149,7 +149,6 @@ def test_golden_digest(name: str) -> None:
     assert digest_of(materialise(case)) == digest
 
 
-@pytest.mark.slow
 def test_digests_are_the_same_in_a_fresh_process() -> None:
     texts = "\n".join(msgspec.json.encode(case).decode() for case, _ in GOLDEN.values())
     environment = {**os.environ, "PYTHONHASHSEED": "4711"}

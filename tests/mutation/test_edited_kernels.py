@@ -26,7 +26,7 @@ def healthy() -> Iterator[IsolatedWorker]:
         yield worker
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SEEDS)
 def test_is_found_shrunk_saved_and_replayed(
     name: str, file_with_bug: Callable[[str, str], str], campaign: Callable[..., Results], healthy: IsolatedWorker

@@ -274,7 +274,7 @@ def test_equal_lengths_may_be_expanded(judged: Callable[..., Any]) -> None:
     assert class_of(verdict) == "contract strides of seq_lens"
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_or_refused_passes(name: str, judged: Callable[..., Any]) -> None:
     case, target = RIGHT[name], f"{BREAKING}:{name}"

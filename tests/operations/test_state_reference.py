@@ -23,7 +23,7 @@ from fuzz_attn.oracle.reference import Reference
 from fuzz_attn.oracle.roundings import UNIT, half_spacing
 from fuzz_attn.strategies.draws import Sample
 
-COUNT: Final = int(os.environ.get("FUZZ_ATTN_ORACLE_CASES", "60"))
+COUNT: Final = int(os.environ.get("FUZZ_ATTN_ORACLE_CASES", "120"))
 DOMAIN: Final = StateDomain()
 EXP: Final = 6.0
 """Units that an exponential loses, as the default rounding model allows."""

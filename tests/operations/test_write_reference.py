@@ -21,7 +21,7 @@ from fuzz_attn.operations.cache_write.write_experiment import WriteTensors, mate
 from fuzz_attn.oracle.roundings import UNIT
 from fuzz_attn.strategies.draws import Sample
 
-COUNT: Final = int(os.environ.get("FUZZ_ATTN_ORACLE_CASES", "100"))
+COUNT: Final = int(os.environ.get("FUZZ_ATTN_ORACLE_CASES", "200"))
 DOMAIN: Final = WriteDomain()
 PARTS: Final = {"key_cache": ("key", "k_scale"), "value_cache": ("value", "v_scale")}
 

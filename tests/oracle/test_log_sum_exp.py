@@ -36,7 +36,7 @@ from fuzz_attn.oracle.rounding_model import RoundingModel
 from fuzz_attn.strategies.cases import cases
 from fuzz_attn.strategies.draws import Sample
 
-COUNT: Final = int(os.environ.get("FUZZ_ATTN_ORACLE_CASES", "20"))
+COUNT: Final = int(os.environ.get("FUZZ_ATTN_ORACLE_CASES", "40"))
 RowViews = Callable[[AttentionTensors], Iterator[Any]]
 BASE: Final = AttentionCase(
     sequences=(Sequence(2, 7), Sequence(0, 3), Sequence(4, 0), Sequence(1, 60)),

@@ -11,7 +11,7 @@ from fuzz_attn.inputs.tensors import materialise
 from fuzz_attn.mutation.batch_runner import CaseStream
 from fuzz_attn.targets.built_in import built_in
 
-CASES, LEAST = 8, 0.9
+CASES, LEAST = 20, 0.9
 """Of each family; measured are 0.95. A case counts as the share of its own pairs. A very rare case has
 hundreds of query tokens or thousands of keys, and would decide the share of all pairs: one with 8,191 keys, most of
 them too far away for its ALiBi slopes, had 8 % of them."""

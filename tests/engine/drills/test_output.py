@@ -121,7 +121,6 @@ def test_a_cache_that_must_not_be_used(make: Callable[[Path], None], note: str, 
     assert note in " ".join(run.output.split())
 
 
-@pytest.mark.slow
 def test_a_corrupt_cache(start: Start, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     options = ("--max-cases", "2", "--max-time", "100")

@@ -195,7 +195,6 @@ def test_a_failure_is_reduced_to_what_it_needs(tmp_path: Path) -> None:
     assert found.case == AttentionCase((Sequence(1, 40),), window=1, softmax_scale=0.25)
 
 
-@pytest.mark.slow
 def test_lengths_do_not_stay_in_a_local_minimum(tmp_path: Path) -> None:
     bug = wrong(lambda case: any(s.query_len and (s.seq_len == 34 or s.seq_len > 96) for s in case.sequences))
     (found,) = Run(tmp_path, FakeWorker(bug), cases=600).failures
