@@ -28,7 +28,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -39,7 +38,7 @@ from fuzz_attn.case.paths import of_any_configuration
 from fuzz_attn.counterexamples import Counterexample
 from fuzz_attn.engine.events import Which, name_of
 from fuzz_attn.engine.orders import Answer, Order
-from fuzz_attn.operations.registry import OPERATIONS, AnyCase, operation_of
+from fuzz_attn.operations.registry import OPERATIONS, operation_of
 from fuzz_attn.oracle.verdict import Verdict
 
 _PREFIX: Final = f"{NAME} "
@@ -494,12 +493,7 @@ def _does_without(harmless: KnownFailure, needing: KnownFailure) -> set[str]:
 
 def traits_of_both(shown: Order | Counterexample) -> frozenset[str]:
     """Return the traits of both launches of an order or a counterexample."""
-    return _traits_of(shown.case, shown.relation)
-
-
-@lru_cache(maxsize=1024)  # each new failure is compared with all known ones: a tenth of a search that finds many
-def _traits_of(case: AnyCase, relation: str | None) -> frozenset[str]:
-    return operation_of(case).traits_of(case, relation)
+    return operation_of(shown.case).traits_of(shown.case, shown.relation)
 
 
 def merged(found: Iterable[tuple[str, Counterexample]]) -> dict[str, str]:
