@@ -82,7 +82,7 @@ class IsolatedWorker(SupervisedWorker[Ready, Answer]):
         index: int = 0,
         command: Sequence[str] = COMMAND,
     ) -> None:
-        super().__init__(setup.target, command, DECODER, Ready, index)
+        super().__init__(setup.target, command, DECODER, Ready, index, setup.backend != "interpreter")
         self.setup = setup
         self.launch_seconds = launch_seconds
         self.unsupported: Counter[str] = Counter()

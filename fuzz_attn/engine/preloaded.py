@@ -1,10 +1,12 @@
 """The program of a run's fork server: it has imported what the processes of a run need, and they are forks of it.
 
-None of it imports Triton, for which a worker chooses a backend first; that includes most of the simulator.
+None of it imports Triton, for which a worker chooses a backend first; that includes most of the simulator. Workers that
+do not choose the interpreter are forks of a second server, which has imported both.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from fuzz_attn.workers.fork_server import serve
@@ -35,5 +37,13 @@ def import_all() -> None:
     import fuzz_attn.workers.worker
 
 
+def import_triton() -> None:
+    """Import Triton, and what runs its kernels elsewhere than in its interpreter."""
+    # ruff: noqa: F401, PLC0415 - as above
+    os.environ.pop("TRITON_INTERPRET", None)  # Triton reads it when its own functions are decorated
+
+    import fuzz_attn.backends.simulator
+
+
 if __name__ == "__main__":
-    serve(import_all)
+    serve(import_all, import_triton)

@@ -3,6 +3,9 @@
 One process imports torch, the others are its forks. Importing torch costs more than two CPU seconds, and a fork a few
 milliseconds. Where none serves, processes are started as usual.
 
+A second server is a fork of the first: it has imported Triton too, for processes that need it decorated as for a GPU.
+That halves what a worker takes until it is ready, 0.25 CPU seconds. It is forked at the first request for it.
+
 Why not the fork server of ``multiprocessing`` with ``set_forkserver_preload``? It starts a process that imports torch
 no faster: at best in 13 ms, ours in 11 ms (30 processes, three runs of each in turn, on a busy machine). Its processes
 have the environment of the server, so that no worker could choose a GPU or a backend by itself, and they outlive a
@@ -112,28 +115,40 @@ def _started(environment: dict[str, str], program: str) -> tuple[subprocess.Pope
     except (AttributeError, OSError):
         return None
     path = folder / kind_of(environment)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+    with ExitStack() as stack:
         try:
-            listening.bind(str(path))
-        except OSError:  # some file systems hold no sockets
-            folder.rmdir()
-            return None
-        listening.listen(_WAITING)
-        try:
+            listening = [stack.enter_context(_listening(each)) for each in (path, _second(path))]
+            numbers = [each.fileno() for each in listening]
             process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-P", "-m", program, str(listening.fileno())],
+                [sys.executable, "-P", "-m", program, *map(str, numbers)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[listening.fileno()],
+                pass_fds=numbers,
                 env=environment,
                 process_group=0,  # as that of the processes that it forks: this process handles an interrupt
             )
-        except OSError:  # no process or file is left: the first worker says so
-            path.unlink(missing_ok=True)
-            folder.rmdir()
+        except OSError:  # the file system holds no sockets, or no process or file is left: the first worker says so
+            shutil.rmtree(folder, ignore_errors=True)
             return None
     return process, path
+
+
+def _listening(path: Path) -> socket.socket:
+    """Return a new socket that listens at a path."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listening.bind(str(path))
+        listening.listen(_WAITING)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _second(path: Path) -> Path:
+    """Return the path of the second server's socket, beside that of the first."""
+    return path.with_suffix(".triton")
 
 
 def _end(process: subprocess.Popen[bytes], path: Path) -> None:
@@ -215,19 +230,26 @@ class Fork:
 
 
 def forked(
-    command: Sequence[str], environment: Mapping[str, str], connection: int, output: int, end_signal: int
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    connection: int,
+    output: int,
+    end_signal: int,
+    *,
+    with_triton: bool = False,
 ) -> Fork | None:
     """Return a new process of the fork server that the environment names.
 
     It runs a command ``python -P -m MODULE`` with the number of its end of the connection as the last argument, and
-    prints to the output. Returns None where no server can do that.
+    prints to the output. ``with_triton`` asks for one that has imported Triton, which no longer decorates for its
+    interpreter. Returns None where no server can do that.
     """
     path, module = environment.get(VARIABLE), command[-1]
     if path is None or tuple(command) != (sys.executable, "-P", "-m", module):
         return None
     try:
         request = msgspec.json.encode(Request(module, dict(environment), os.getcwd(), end_signal))
-        line = connected(path, environment)
+        line = connected(path, environment, with_triton=with_triton)
     except (OSError, UnicodeError):
         return None
     try:
@@ -238,13 +260,13 @@ def forked(
     return Fork(line)
 
 
-def connected(path: str, environment: Mapping[str, str]) -> socket.socket:
+def connected(path: str, environment: Mapping[str, str], *, with_triton: bool = False) -> socket.socket:
     """Return a connection to a server; raises OSError where it has ended or its processes are of another kind."""
     if Path(path).name != kind_of(environment):
         raise FileNotFoundError(path)
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        line.connect(path)
+        line.connect(str(_second(Path(path))) if with_triton else path)
     except BaseException:
         line.close()
         raise
@@ -313,16 +335,23 @@ class _Fork:
 
 
 class ForkServer:
-    """Serves a listening socket. Each descriptor that it waits for has a handler, and is open as long as that."""
+    """Serves a listening socket. Each descriptor that it waits for has a handler, and is open as long as that.
 
-    def __init__(self, listening: socket.socket) -> None:
+    The first request at the socket ``second`` is left to a fork that imports more and serves that one.
+    """
+
+    def __init__(self, listening: socket.socket, second: socket.socket | None, import_more: Callable[[], None]) -> None:
         self._listening = listening
+        self._second = second
+        self._import_more = import_more
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], str | None]] = {}
         self._forks: set[int] = set()
         """The numbers of the processes that have not been forgotten."""
         self._watch(sys.stdin.fileno(), self._stop)
         self._watch(listening.fileno(), self._accept)
+        if second is not None:
+            self._watch(second.fileno(), partial(self._divide, second))
 
     def serve(self) -> str | None:
         """Serve until the end. Returns in each fork as well, with the name of the module that it is to run."""
@@ -344,12 +373,36 @@ class ForkServer:
 
     def _stop(self) -> None:
         """Take no more requests."""
-        path = Path(self._listening.getsockname())
-        with contextlib.suppress(OSError):
-            path.unlink()
-            path.parent.rmdir()
-        self._forget(self._listening.detach())
+        shutil.rmtree(Path(self._listening.getsockname()).parent, ignore_errors=True)
+        for listening in (self._listening, self._second):
+            if listening is not None:
+                self._forget(listening.detach())
         self._forget(sys.stdin.fileno())
+
+    def _divide(self, second: socket.socket) -> str | None:
+        """Start the second server, whose first request waits; returns the name of the module in each of its forks."""
+        server = os.getpid()
+        self._second = None
+        try:
+            pid = os.fork()
+        except OSError:  # no process is left: what asks finds no server, and starts a process as usual
+            self._forget(second.detach())
+            return None
+        if not pid:
+            for descriptor in self._handlers.keys() - {sys.stdin.fileno(), second.fileno()}:
+                os.close(descriptor)
+            return _serve_second(second, self._import_more, server)
+        self._forget(second.detach())
+        self._forks.add(pid)
+        end = os.pidfd_open(pid)
+        self._watch(end, partial(self._note_end_of_second, pid, end))
+        return None
+
+    def _note_end_of_second(self, pid: int, end: int) -> None:
+        """Forget the second server, whose forks have ended with it."""
+        self._forget(end)
+        self._reap(pid)
+        end_children(self._forks)
 
     def _accept(self) -> str | None:
         """Carry out a request. One that is not complete, or whose requester has ended, is dropped."""
@@ -388,13 +441,13 @@ class ForkServer:
         fork.ended = True
         _send(fork.line, result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
         if fork.released:
-            self._reap(fork)
+            self._reap(fork.pid)
         end_children(self._forks)
 
-    def _reap(self, fork: _Fork) -> None:
+    def _reap(self, pid: int) -> None:
         """Give a process's number back to the system."""
-        os.waitpid(fork.pid, 0)
-        self._forks.remove(fork.pid)
+        os.waitpid(pid, 0)
+        self._forks.remove(pid)
 
     def _release(self, fork: _Fork) -> None:
         """Forget a process that has ended, and end one whose requester has gone."""
@@ -402,7 +455,7 @@ class ForkServer:
         self._forget(fork.line)
         fork.released = True
         if fork.ended:
-            self._reap(fork)
+            self._reap(fork.pid)
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(fork.pid, fork.end_signal)
@@ -490,19 +543,16 @@ def _set_command_line(*words: str) -> None:
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
-def serve(import_all: Callable[[], None]) -> None:
-    """Serve, or run in a fork the module that was asked for. Nothing of what is imported may import Triton.
+def serve(import_all: Callable[[], None], import_more: Callable[[], None] = lambda: None) -> None:
+    """Serve, or run in a fork the module that was asked for.
 
-    Meanwhile no garbage is collected, which would take a fifth of the time of the imports. The interpreter is not torn
-    down, which takes half a second where torch is imported.
+    Nothing of what ``import_all`` imports may import Triton, which ``import_more`` does, in the second server only. The
+    interpreter is not torn down, which takes half a second where torch is imported.
     """
-    server = ForkServer(socket.socket(fileno=int(sys.argv[-1])))
+    listening, second = (socket.socket(fileno=int(number)) for number in sys.argv[-2:])
+    server = ForkServer(listening, second, import_more)
     die_with_parent()  # while torch is imported nothing else notices that end
-    gc.disable()
-    with contextlib.suppress(Exception):  # what cannot be imported raises its error in those that need it
-        import_all()
-    gc.freeze()  # else the first collection in each fork would copy all of it
-    gc.enable()
+    _import(import_all)
     die_with_parent(0)
     adopt_orphans()  # of workers that have ended
     module = server.serve()
@@ -510,3 +560,25 @@ def serve(import_all: Callable[[], None]) -> None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.stdout.flush()
     os._exit(0)
+
+
+def _serve_second(listening: socket.socket, import_more: Callable[[], None], first: int) -> str:
+    """Serve as the second server; returns in each fork the name of its module. It ends with the first server."""
+    die_with_parent()
+    if os.getppid() != first:
+        os._exit(_SERVER_LOST)
+    _import(import_more)
+    adopt_orphans()
+    module = ForkServer(listening, None, import_more).serve()
+    if module is None:
+        os._exit(0)
+    return module
+
+
+def _import(import_all: Callable[[], None]) -> None:
+    """Import for all forks. Meanwhile no garbage is collected, which would take a fifth of the time of the imports."""
+    gc.disable()
+    with contextlib.suppress(Exception):  # what cannot be imported raises its error in those that need it
+        import_all()
+    gc.freeze()  # else the first collection in each fork would copy all of it
+    gc.enable()

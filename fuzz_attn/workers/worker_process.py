@@ -172,7 +172,8 @@ class WorkerProcess(Generic[M]):
 
     ``command`` starts it, ``decoder`` reads its messages, and ``index`` spreads workers over the GPUs. The first
     ``apart`` orders are judged apart from a Multi-Process Service. ``end_signal`` is what a fork server sends the
-    process when this one ends; others arrange that themselves. Raises :class:`ProcessError` where it cannot start.
+    process when this one ends; others arrange that themselves. ``with_triton`` lets a fork server import Triton for it.
+    Raises :class:`ProcessError` where it cannot start.
     """
 
     def __init__(
@@ -182,21 +183,23 @@ class WorkerProcess(Generic[M]):
         index: int = 0,
         apart: int = 0,
         end_signal: int = signal.SIGKILL,
+        with_triton: bool = False,
     ) -> None:
         self._decoder = decoder
         self._environment = {**worker_environment(index), APART: str(apart)}
         try:
-            self._start(command, end_signal)
+            self._start(command, end_signal, with_triton)
         except (OSError, RuntimeError, MemoryError) as error:  # no file, process, thread or memory is left
             raise ProcessError(f"a worker process cannot be started: {error}") from error
 
-    def _start(self, command: Sequence[str], end_signal: int) -> None:
+    def _start(self, command: Sequence[str], end_signal: int, with_triton: bool) -> None:
         self.printed = PrintedOutput()
         try:
             self.connection, others = Pipe()
             with others, self.printed.writer as output:
                 files = others.fileno(), output.fileno()
-                self._process = forked(command, self._environment, *files, end_signal) or self._started(command, *files)
+                fork = forked(command, self._environment, *files, end_signal, with_triton=with_triton)
+                self._process = fork or self._started(command, *files)
         except BaseException:
             self.printed.writer.close()
             self.printed.close()
@@ -406,7 +409,8 @@ class SupervisedWorker(Generic[R, A]):
     """A process that is set up with a message, answers others, and is replaced when it dies.
 
     ``name`` is what it loads, ``decoder`` reads its words, ``ready_type`` is the one that says that it is set up, and
-    ``index`` spreads workers over the GPUs. Raises :class:`FuzzAttnError` on entering where it cannot be set up.
+    ``index`` spreads workers over the GPUs. ``imports_triton`` is true where it first imports Triton, and not for the
+    interpreter. Raises :class:`FuzzAttnError` on entering where it cannot be set up.
     """
 
     ready: R
@@ -418,6 +422,7 @@ class SupervisedWorker(Generic[R, A]):
         decoder: msgspec.json.Decoder[Word[R, A]],
         ready_type: type[R],
         index: int = 0,
+        imports_triton: bool = False,
     ) -> None:
         self.name = name
         self.index = index
@@ -426,6 +431,7 @@ class SupervisedWorker(Generic[R, A]):
         self.process: WorkerProcess[Word[R, A]] | None = None
         self._decoder = decoder
         self._ready_type = ready_type
+        self._imports_triton = imports_triton
         self._shared = False
         """Whether the process shares its GPU, so that other workers can break or block it."""
         self._busy = False
@@ -476,7 +482,9 @@ class SupervisedWorker(Generic[R, A]):
         return isinstance(reply, Died)
 
     def _start(self, deadline: float | None = None) -> R:
-        self.process = WorkerProcess(self.command, self._decoder, self.index, self._apart)
+        self.process = WorkerProcess(
+            self.command, self._decoder, self.index, self._apart, with_triton=self._imports_triton
+        )
         self._shared, self._apart = False, 0
         try:
             reply = self._request(self._first_message(), START_SECONDS, deadline)

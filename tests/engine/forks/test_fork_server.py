@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +49,7 @@ answers = {
     "command": open("/proc/self/cmdline").read().rstrip(chr(0)).split(chr(0))[:4],
     "random": [random.random(), float(numpy.random.random()), torch and torch.rand(1).item()],
     "triton": "triton" in sys.modules,
+    "more": "more" in sys.modules,
 }
 print("printed")
 print("complained", file=sys.stderr, flush=True)
@@ -60,6 +62,9 @@ exec(order)
 LIGHT: Final = "light_server"
 """The program of a server for tests of the server itself: it imports nothing, which saves a second of torch."""
 
+SECOND: Final = "second_server"
+"""Another light program, whose second server imports a module named ``more``."""
+
 Probe = WorkerProcess[dict[str, Any]]
 
 
@@ -68,6 +73,10 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offer a module that a new process can run, and the program of a light server."""
     (tmp_path / "probe.py").write_text(PROBE)
     (tmp_path / f"{LIGHT}.py").write_text("from fuzz_attn.workers.fork_server import serve\nserve(lambda: None)\n")
+    (tmp_path / "more.py").write_text("")
+    (tmp_path / f"{SECOND}.py").write_text(
+        "from fuzz_attn.workers.fork_server import serve\nserve(lambda: None, lambda: __import__('more'))\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -85,13 +94,13 @@ def served(unserved: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[[], Probe]]:
+def started() -> Iterator[Callable[..., Probe]]:
     """Return a function that starts a process, which is ended after the test."""
     processes: list[Probe] = []
 
-    def start() -> Probe:
-        command = (sys.executable, "-P", "-m", "probe")
-        processes.append(WorkerProcess(command, msgspec.json.Decoder[dict[str, Any]](dict[str, Any])))
+    def start(*, with_triton: bool = False) -> Probe:
+        command, decoder = (sys.executable, "-P", "-m", "probe"), msgspec.json.Decoder[dict[str, Any]](dict[str, Any])
+        processes.append(WorkerProcess(command, decoder, with_triton=with_triton))
         return processes[-1]
 
     yield start
@@ -129,7 +138,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_a_fork_is_like_a_process_that_was_started_by_itself(
-    started: Callable[[], Probe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: Callable[..., Probe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path / "folder")
@@ -151,7 +160,7 @@ def test_a_fork_is_like_a_process_that_was_started_by_itself(
     assert fork == usual
 
 
-def test_what_a_fork_prints_is_its_own(started: Callable[[], Probe]) -> None:
+def test_what_a_fork_prints_is_its_own(started: Callable[..., Probe]) -> None:
     first, second = started(), started()
     for process in (first, second):
         answers_of(process)
@@ -172,7 +181,7 @@ def test_what_a_fork_prints_is_its_own(started: Callable[[], Probe]) -> None:
         ("signal.raise_signal(signal.SIGTERM)", -signal.SIGTERM),
     ],
 )
-def test_the_end_of_a_fork_is_known(code: str, status: int, started: Callable[[], Probe]) -> None:
+def test_the_end_of_a_fork_is_known(code: str, status: int, started: Callable[..., Probe]) -> None:
     process = started()
     assert is_fork(answers_of(process))
     order(process, code)
@@ -180,7 +189,7 @@ def test_the_end_of_a_fork_is_known(code: str, status: int, started: Callable[[]
     assert process.receive() is None
 
 
-def test_a_fork_is_killed_with_its_own_forks(started: Callable[[], Probe]) -> None:
+def test_a_fork_is_killed_with_its_own_forks(started: Callable[..., Probe]) -> None:
     process = started()
     answers_of(process)
     order(
@@ -193,7 +202,7 @@ def test_a_fork_is_killed_with_its_own_forks(started: Callable[[], Probe]) -> No
     wait_for(lambda: is_gone(below))
 
 
-def test_forks_share_no_random_numbers(started: Callable[[], Probe]) -> None:
+def test_forks_share_no_random_numbers(started: Callable[..., Probe]) -> None:
     first, second = answers_of(started()), answers_of(started())
     assert is_fork(first)
     assert is_fork(second)
@@ -204,14 +213,16 @@ def test_forks_share_no_random_numbers(started: Callable[[], Probe]) -> None:
     ("name", "fork"), [("TORCH_SHOW_CPP_STACKTRACES", False), ("LD_BIND_NOW", False), ("TRITON_CACHE_DIR", True)]
 )
 def test_what_acts_at_the_start_of_a_process_needs_a_new_one(
-    name: str, fork: bool, started: Callable[[], Probe], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, fork: bool, started: Callable[..., Probe], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(name, str(tmp_path) if fork else "0")
     assert is_fork(answers_of(started())) == fork
 
 
-def test_nothing_is_left_of_a_fork(started: Callable[[], Probe]) -> None:
-    process = started()
+@pytest.mark.parametrize("with_triton", [False, True])
+def test_nothing_is_left_of_a_fork(with_triton: bool, served: None, started: Callable[..., Probe]) -> None:
+    start = partial(started, with_triton=with_triton)
+    process = start()
     server = answers_of(process)["parent"]
     process.end()
 
@@ -221,7 +232,7 @@ def test_nothing_is_left_of_a_fork(started: Callable[[], Probe]) -> None:
 
     wait_for(lambda: left()[0] == "")
     before, own = left(), len(os.listdir("/proc/self/fd"))
-    processes = [started() for _ in range(3)]
+    processes = [start() for _ in range(3)]
     for other, code in zip(processes, ("pass", "sys.exit(1)", "signal.pause()"), strict=True):
         answers_of(other)
         order(other, code)
@@ -232,20 +243,36 @@ def test_nothing_is_left_of_a_fork(started: Callable[[], Probe]) -> None:
     wait_for(lambda: len(os.listdir("/proc/self/fd")) == own)  # a thread closes what is printed through
 
 
+@pytest.mark.parametrize(("with_triton", "first"), [(False, True), (True, True), (True, False)])
 def test_the_death_of_the_server_ends_its_forks_and_others_are_started(
-    served: None, started: Callable[[], Probe]
+    with_triton: bool, first: bool, served: None, started: Callable[..., Probe]
 ) -> None:
-    process = started()
-    server = answers_of(process)["parent"]
-    os.kill(server, signal.SIGKILL)
+    process, server = started(with_triton=with_triton), answers_of(started())["parent"]
+    own = answers_of(process)["parent"]
+    assert (own == server) != with_triton
+    os.kill(server if first else own, signal.SIGKILL)
     assert process.receive() is None
     assert process.exit_code() == -signal.SIGKILL
-    wait_for(lambda: is_gone(process.pid))
-    assert not is_fork(answers_of(started()))
+    wait_for(lambda: is_gone(process.pid) and is_gone(own))
+    assert not is_fork(answers_of(started(with_triton=with_triton)))
+    assert is_fork(answers_of(started())) != first
+
+
+def test_the_second_server_imports_more_and_its_forks_are_like_others(
+    unserved: None, started: Callable[..., Probe]
+) -> None:
+    with fork_server(SECOND):
+        usual, *others = (answers_of(started(with_triton=with_triton)) for with_triton in (False, True, True, False))
+    assert [each.pop("more") for each in (usual, *others)] == [False, True, True, False]
+    parents = [each.pop("parent") for each in (usual, *others)]
+    assert parents[0] == parents[3] != parents[1] == parents[2]
+    for each in (usual, *others):
+        del each["random"]
+    assert others == [usual] * 3
 
 
 def test_a_fork_that_the_dying_server_never_started_counts_as_killed(
-    served: None, started: Callable[[], Probe]
+    served: None, started: Callable[..., Probe]
 ) -> None:
     server = answers_of(started())["parent"]
     os.kill(server, signal.SIGSTOP)
@@ -292,7 +319,7 @@ def test_a_hanging_fork_and_the_server_die_with_the_owner_of_both(unserved: None
     owner.stdout.close()
 
 
-def test_a_hanging_fork_dies_with_the_process_that_asked_for_it(started: Callable[[], Probe]) -> None:
+def test_a_hanging_fork_dies_with_the_process_that_asked_for_it(started: Callable[..., Probe]) -> None:
     other = answers_of(started())
     asking = subprocess.Popen(
         [sys.executable, "-c", f"{OWNER}\nask()"], env=environment(), stdout=subprocess.PIPE, text=True
@@ -314,10 +341,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def test_a_server_serves_its_forks_to_their_end(unserved: None, started: Callable[[], Probe]) -> None:
+@pytest.mark.parametrize("with_triton", [False, True])
+def test_a_server_serves_its_forks_to_their_end(
+    with_triton: bool, unserved: None, started: Callable[..., Probe]
+) -> None:
     with fork_server(LIGHT):
         path = Path(os.environ[VARIABLE])
-        process = started()
+        process = started(with_triton=with_triton)
         server = answers_of(process)["parent"]
         order(process, "connection.recv_bytes()")
     assert VARIABLE not in os.environ
@@ -334,7 +364,7 @@ def test_a_second_run_uses_the_server_that_there_is() -> None:
     assert os.environ[VARIABLE] == before
 
 
-def test_a_server_that_has_died_is_replaced(served: None, started: Callable[[], Probe]) -> None:
+def test_a_server_that_has_died_is_replaced(served: None, started: Callable[..., Probe]) -> None:
     before, server = os.environ[VARIABLE], answers_of(started())["parent"]
     os.kill(server, signal.SIGKILL)
     wait_for(lambda: is_gone(server))
@@ -347,7 +377,7 @@ def test_a_server_that_has_died_is_replaced(served: None, started: Callable[[], 
 
 
 def test_without_what_it_needs_processes_are_started_as_usual(
-    unserved: None, started: Callable[[], Probe], monkeypatch: pytest.MonkeyPatch
+    unserved: None, started: Callable[..., Probe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(pid: int) -> int:
         raise PermissionError(pid)
@@ -365,12 +395,25 @@ def test_a_worker_that_is_a_fork_says_what_it_prints_and_how_it_dies(tmp_path: P
         IsolatedWorker(Setup(f"{path}:attend")).__enter__()
 
 
-def test_the_server_imports_torch_but_no_triton() -> None:
-    code = "import sys\nfrom fuzz_attn.engine.preloaded import import_all\nimport_all()\nprint(*sys.modules)"
+def test_the_server_imports_torch_but_no_triton_and_the_second_one_both() -> None:
+    code = """
+import sys, threading
+from fuzz_attn.engine.preloaded import import_all, import_triton
+import_all()
+print(*sys.modules)
+import_triton()
+from triton.language import cdiv
+print(*sys.modules)
+print(type(cdiv).__name__, len(__import__("os").listdir("/proc/self/task")))
+"""
     command = [sys.executable, "-P", "-c", code]
-    loaded = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True).stdout.split()
+    printed = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True).stdout
+    first, second, end = printed.splitlines()
+    loaded = first.split()
     assert {"torch", "hypothesis", "numpy"} <= set(loaded)
     assert not {name for name in loaded if re.match(r"triton\b", name)}
+    assert {"triton", "fuzz_attn.backends.simulator"} <= {*second.split()} - {*loaded}
+    assert end == "JITFunction 1", "Triton decorates for its interpreter, or a thread would be missing in forks"
     # Python warns of a main program that is imported already.
     programs = {"run.shard", "case_judge", "compiling.compiler"}
-    assert not {f"fuzz_attn.engine.{name}" for name in programs} & set(loaded)
+    assert not {f"fuzz_attn.engine.{name}" for name in programs} & {*second.split()}
