@@ -23,6 +23,12 @@ _DOT: Final = re.compile(r"tt\.dot (.*): tensor<[0-9x]+xf32> \*")
 _PRECISION: Final = re.compile(r"inputPrecision = (\w+)")
 """How it multiplies them; ``ieee`` is not written."""
 
+_FAULTS: Final = (
+    *("an illegal memory access was encountered", "misaligned address", "an illegal instruction was encountered"),
+    *("unspecified launch failure", "device-side assert triggered", "hardware stack error", "invalid program counter"),
+)
+"""What CUDA says of a fault, after which a process can no longer use its GPU."""
+
 MICROSECONDS: Final = 1e6
 OTHERS_PART: Final = 0.5
 """A launch that finds no memory is not the target's fault where others hold more than this part of the GPU's memory."""
@@ -116,7 +122,8 @@ class CudaBackend:
     def running(self) -> Iterator[Watch]:
         """Give the target poisoned scratch, and wait until the GPU has finished.
 
-        Raises :class:`DeviceLostError` if the GPU has failed for good: this process cannot run anything then,
+        Raises :class:`DeviceLostError` if the GPU has failed for good, so that this process cannot run anything, or
+        reports a fault, which may be that of another client of a Multi-Process Service,
         :class:`DeviceFullError` if other processes have left too little memory, and :class:`NotCompiledInterrupt` for
         a kernel that may not be compiled here.
         """
@@ -134,6 +141,8 @@ class CudaBackend:
         except RuntimeError as error:
             if _others_fill_gpu(error):
                 raise DeviceFullError(str(error)) from error
+            if says_lost(error):
+                raise DeviceLostError(str(error)) from error
             raise
         finally:
             _wait()
@@ -195,6 +204,14 @@ def says_full(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "CUDA" in text and "out of memory" in text
 
 
+def says_lost(error: BaseException) -> bool:
+    """Return whether an error of torch, Triton or the driver names a fault on the GPU.
+
+    Where clients share it, that of one may reach another as the error of a single call, after which the GPU answers.
+    """
+    return isinstance(error, RuntimeError) and any(fault in str(error) for fault in _FAULTS)
+
+
 def _others_fill_gpu(error: BaseException) -> bool:
     """Return whether there was no memory left, and other processes hold most of it, so that the target is innocent."""
     import torch  # noqa: PLC0415 - as above
@@ -208,7 +225,7 @@ def _others_fill_gpu(error: BaseException) -> bool:
 
 
 def _wait() -> None:
-    """Wait for the GPU; raise the error that it reports, as :class:`DeviceLostError` if it reports one again."""
+    """Wait for the GPU; raise the error that it reports, as :class:`DeviceLostError` for a fault, or if it recurs."""
     import torch  # noqa: PLC0415 - as above
 
     try:
@@ -218,5 +235,7 @@ def _wait() -> None:
             torch.cuda.synchronize()
             torch.zeros(1, device="cuda").item()
         except RuntimeError:
+            raise DeviceLostError(str(error)) from error
+        if says_lost(error):
             raise DeviceLostError(str(error)) from error
         raise

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Final
 
 import pytest
 import torch
@@ -77,6 +79,24 @@ def test_a_gpu_that_keeps_reporting_an_error_is_lost(monkeypatch: pytest.MonkeyP
 def test_an_error_that_is_reported_once_belongs_to_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, "invalid configuration argument", None)
     with pytest.raises(RuntimeError, match=r"^invalid configuration argument$"), cuda.CudaBackend().running():
+        pass
+
+
+FAULT: Final = "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress' in ..."
+
+
+@pytest.mark.parametrize("fault", [FAULT, "Triton Error [CUDA]: misaligned address"])
+def test_a_fault_is_no_exception_of_the_target_though_the_gpu_answers_afterwards(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, None)
+    with pytest.raises(DeviceLostError, match=re.escape(fault)), cuda.CudaBackend().running():
+        raise RuntimeError(fault)
+
+
+def test_a_fault_that_the_gpu_reports_once_is_no_exception_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, FAULT, None)
+    with pytest.raises(DeviceLostError, match=r"^CUDA error: an illegal"), cuda.CudaBackend().running():
         pass
 
 
