@@ -57,6 +57,12 @@ def worker(shared: IsolatedWorker) -> IsolatedWorker:
     return shared
 
 
+def test_kernels_that_call_functions_of_triton_run_in_the_interpreter() -> None:
+    """Triton decides when these are imported for what they are decorated."""
+    with IsolatedWorker(Setup("unified", backend="interpreter")) as worker:
+        assert worker.judge(Order(SHORT)).verdict.passed
+
+
 def test_ready_names_target_backend_and_family(worker: IsolatedWorker, spec: Callable[[str], str]) -> None:
     ready = worker.ready
     assert ready.target == spec("misbehaves_by_length")
