@@ -66,7 +66,7 @@ def target_points() -> tuple[EntryPoint, ...]:
     To read the files of all packages takes 20 milliseconds, and a page of a hundred failures asks for each: they are
     read again where the import path, or a folder of it, has changed.
     """
-    return _points_of(tuple((folder, _changed(folder)) for folder in sys.path))
+    return _points_of(tuple((folder, _changed(folder)) for folder in dict.fromkeys(sys.path)))
 
 
 @lru_cache(maxsize=4)

@@ -6,7 +6,7 @@ import linecache
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final
 
@@ -79,15 +79,7 @@ class SimulatorBackend:
 
     def preflight(self) -> tuple[str, ...]:
         """Return no shims; raises :class:`BackendError` if the simulator computes wrongly."""
-        from fuzz_attn.backends import preflight  # noqa: PLC0415 - decorates kernels, so only once prepared
-
-        before = self.arithmetic()
-        with self.running():
-            found = tuple(preflight.defects(self.device))
-        self.new_masks()  # masks of the preflight's own kernels are not reported
-        self._arithmetic = set(before)  # nor is how they round
-        if found:
-            raise BackendError(f"backend='simulator' computes wrongly: {', '.join(found)}")
+        check_arithmetic()
         return ()
 
     def notes(self) -> tuple[str, ...]:
@@ -209,6 +201,21 @@ class SimulatorBackend:
         reported, self._reported = self._reported, masks.seen.copy()
         before = chain(reported, repeat(-1))
         return tuple(_mask(site, bits) for (site, bits), old in zip(masks.items(), before, strict=False) if bits != old)
+
+
+@cache
+def check_arithmetic() -> None:
+    """Raise :class:`BackendError` if the simulator computes wrongly on this machine.
+
+    If not, forks of this process do not check it again: that took a quarter of the start of a worker.
+    """
+    from fuzz_attn.backends import preflight  # noqa: PLC0415 - decorates kernels, so only once prepared
+
+    backend = SimulatorBackend()
+    with backend.running():
+        found = tuple(preflight.defects(backend.device))
+    if found:
+        raise BackendError(f"backend='simulator' computes wrongly: {', '.join(found)}")
 
 
 def _starting(watch: Watch, session: Session) -> None:

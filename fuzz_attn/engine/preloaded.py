@@ -15,7 +15,7 @@ PROGRAM: Final = "fuzz_attn.engine.preloaded"
 
 
 def import_all() -> None:
-    """Import torch, and what shards, workers and the compile stage run."""
+    """Import torch, and what shards, workers and the compile stage run; read which targets are installed."""
     # ruff: noqa: F401, PLC0415 - imported for the forks, and nowhere else
     import torch
 
@@ -35,14 +35,19 @@ def import_all() -> None:
     import fuzz_attn.targets.keeping
     import fuzz_attn.targets.loading
     import fuzz_attn.workers.worker
+    from fuzz_attn.foreign_files import target_points
+
+    target_points()  # which the forks keep, and read again where something was installed since
 
 
 def import_triton() -> None:
-    """Import Triton, and what runs its kernels elsewhere than in its interpreter."""
-    # ruff: noqa: F401, PLC0415 - as above
+    """Import Triton, and what runs its kernels elsewhere than in its interpreter; let the simulator check itself."""
+    # ruff: noqa: PLC0415 - as above
     os.environ.pop("TRITON_INTERPRET", None)  # Triton reads it when its own functions are decorated
 
-    import fuzz_attn.backends.simulator
+    from fuzz_attn.backends.simulator import check_arithmetic
+
+    check_arithmetic()
 
 
 if __name__ == "__main__":

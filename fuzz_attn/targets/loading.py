@@ -253,7 +253,7 @@ def _known(spec: str, family: str | None, binding: Binding | None) -> Binding | 
 def is_known(spec: str, binding: Binding | None) -> bool:
     """Return whether this package completes the binding that a user states of a target."""
     whole = binding is not None and binding.whole
-    return not whole and spec not in target_names() and known_binding(place_of(spec)) is not None
+    return not whole and known_binding(place_of(spec)) is not None and spec not in target_names()
 
 
 def _published(place: WheelPlace | CheckoutPlace) -> ModuleType:

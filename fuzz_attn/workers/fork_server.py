@@ -21,6 +21,7 @@ closed and its last fork has ended.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -399,9 +400,12 @@ class ForkServer:
         return None
 
     def _note_end_of_second(self, pid: int, end: int) -> None:
-        """Forget the second server, whose forks have ended with it."""
+        """Forget the second server; end as well if it was killed, so that no death of its forks is a case's fault."""
         self._forget(end)
-        self._reap(pid)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            os._exit(_SERVER_LOST)
+        self._forks.remove(pid)
         end_children(self._forks)
 
     def _accept(self) -> str | None:
@@ -441,13 +445,13 @@ class ForkServer:
         fork.ended = True
         _send(fork.line, result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
         if fork.released:
-            self._reap(fork.pid)
+            self._reap(fork)
         end_children(self._forks)
 
-    def _reap(self, pid: int) -> None:
+    def _reap(self, fork: _Fork) -> None:
         """Give a process's number back to the system."""
-        os.waitpid(pid, 0)
-        self._forks.remove(pid)
+        os.waitpid(fork.pid, 0)
+        self._forks.remove(fork.pid)
 
     def _release(self, fork: _Fork) -> None:
         """Forget a process that has ended, and end one whose requester has gone."""
@@ -455,7 +459,7 @@ class ForkServer:
         self._forget(fork.line)
         fork.released = True
         if fork.ended:
-            self._reap(fork.pid)
+            self._reap(fork)
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(fork.pid, fork.end_signal)
@@ -568,6 +572,7 @@ def _serve_second(listening: socket.socket, import_more: Callable[[], None], fir
     if os.getppid() != first:
         os._exit(_SERVER_LOST)
     _import(import_more)
+    atexit.register(gc.unfreeze)  # in a fork that exits: Triton's bindings print what is not collected at the end
     adopt_orphans()
     module = ForkServer(listening, None, import_more).serve()
     if module is None:

@@ -24,6 +24,7 @@ from triton.runtime import interpreter
 
 from fuzz_attn.backends import backend_named, preflight, shims
 from fuzz_attn.backends.interpreter import InterpreterBackend, needed_shims
+from fuzz_attn.backends.simulator import SimulatorBackend, check_arithmetic
 from fuzz_attn.case.attention_case import AttentionCase, replace
 from fuzz_attn.case.parts import DTypes, LaunchHints
 from fuzz_attn.case.recipes import SinkRecipe
@@ -386,6 +387,19 @@ def test_arithmetic_that_no_shim_fixes_is_an_error(monkeypatch: pytest.MonkeyPat
     needed_shims.cache_clear()
     with pytest.raises(BackendError, match=r"^backend='interpreter' computes wrongly, .* fixes it: dot:float32$"):
         InterpreterBackend().preflight()
+
+
+def test_a_simulator_that_computes_wrongly_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = SimulatorBackend()
+    with monkeypatch.context() as wrong:
+        wrong.setattr(preflight, "_add_is_right", lambda dtype, device: dtype != torch.float16)
+        check_arithmetic.cache_clear()
+        for _ in range(2):
+            with pytest.raises(BackendError, match=r"^backend='simulator' computes wrongly: add:float16$"):
+                backend.preflight()
+    assert backend.preflight() == ()
+    assert not backend.new_masks()
+    assert not backend.arithmetic()
 
 
 @pytest.mark.sampled(2)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from fuzz_attn.backends import gpus
 from fuzz_attn.engine import fuzz_run, shards
 from fuzz_attn.engine.events import (
     WHOLE_RUN,
@@ -107,11 +108,12 @@ send(Finished(number, 1.0))"""
 
 @pytest.mark.parametrize("visible", [None, "", "3"])
 def test_one_worker_checks_a_machine_with_one_gpu_or_none(
-    visible: str | None, run: Run, monkeypatch: pytest.MonkeyPatch
+    visible: str | None, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(shards, "visible_gpus", partial(gpus.visible_gpus, devices=tmp_path))  # which has none
     script = "ready(); send(Note(number, f'{number} {plan.setup.checks_device}')); send(Finished(number, 1.0))"
     results = run(script, mps=False, compiles_ahead=False).run()
     assert sorted(results.report().notes) == ["0 True", "1 False"]

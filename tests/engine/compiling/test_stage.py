@@ -12,6 +12,7 @@ from random import Random
 import msgspec
 import pytest
 
+from fuzz_attn.backends.gpus import visible_gpus
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.engine import rounds
 from fuzz_attn.engine.events import Event, Note, RoundCompiled
@@ -79,6 +80,7 @@ def statistics_of(plan: RunPlan) -> Statistics:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(bool(visible_gpus({})), reason="a machine with a GPU would use it")
 def test_a_run_on_a_cpu_is_the_same_where_a_gpu_might_be(
     spec: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

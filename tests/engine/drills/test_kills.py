@@ -14,7 +14,7 @@ from fuzz_attn.engine.preloaded import PROGRAM
 Start = Callable[..., Any]
 
 SHARD, WORKER = "fuzz_attn.engine.shard", "fuzz_attn.engine.case_judge"
-SERVER = PROGRAM
+SERVER, SECOND_SERVER = PROGRAM, "the fork of it that has imported Triton"
 LONG = ("--max-time", "200")
 INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -33,11 +33,17 @@ def test_a_killed_worker_is_no_failure(start: Start) -> None:
     assert run.files == []
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("process", "words"), [(SHARD, "SIGKILL"), (SERVER, "all workers are forks of was killed")])
+LOST = "all workers are forks of was killed"
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("process", "words"), [(SHARD, "SIGKILL"), (SERVER, LOST), (SECOND_SERVER, LOST)])
 def test_a_killed_engine_ends_the_run_and_says_so(process: str, words: str, start: Start) -> None:
     run = start("slow", *LONG, own_server=True)
     run.wait_until(lambda: running(run))
+    if process == SECOND_SERVER:
+        _, second = run.processes(SERVER)
+        os.kill(second, signal.SIGKILL)
     run.kill(process)
     run.end(2)
     assert words in run.output

@@ -253,9 +253,8 @@ def test_the_death_of_the_server_ends_its_forks_and_others_are_started(
     os.kill(server if first else own, signal.SIGKILL)
     assert process.receive() is None
     assert process.exit_code() == -signal.SIGKILL
-    wait_for(lambda: is_gone(process.pid) and is_gone(own))
-    assert not is_fork(answers_of(started(with_triton=with_triton)))
-    assert is_fork(answers_of(started())) != first
+    wait_for(lambda: all(map(is_gone, (process.pid, own, server))))
+    assert not any(is_fork(answers_of(started(with_triton=with_triton))) for with_triton in (False, True))
 
 
 def test_the_second_server_imports_more_and_its_forks_are_like_others(
@@ -388,9 +387,10 @@ def test_without_what_it_needs_processes_are_started_as_usual(
         assert not is_fork(answers_of(started()))
 
 
-def test_a_worker_that_is_a_fork_says_what_it_prints_and_how_it_dies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["os._exit", "sys.exit"])
+def test_a_worker_that_is_a_fork_says_what_it_prints_and_how_it_dies(end: str, tmp_path: Path) -> None:
     path = tmp_path / "dying.py"
-    path.write_text("import os\nprint('so long', flush=True)\nos._exit(5)\n")
+    path.write_text(f"import os, sys\nprint('so long', flush=True)\n{end}(5)\n")
     with pytest.raises(Exception, match=r"status 5; it last printed:\nso long while it was loaded"):
         IsolatedWorker(Setup(f"{path}:attend")).__enter__()
 
