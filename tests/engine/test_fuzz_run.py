@@ -71,7 +71,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FuzzRu
     """Return a function that makes a run whose shards execute a script."""
 
     def made(script: str, *listeners: Callable[[Event], None], **changes: Any) -> FuzzRun:
-        monkeypatch.setattr(shards, "COMMAND", (sys.executable, "-c", SHARD + script))
+        (tmp_path / "scripted_shard.py").write_text(SHARD + script)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(shards, "COMMAND", (sys.executable, "-P", "-m", "scripted_shard"))  # a fork, as shards are
         return FuzzRun(plan_in(tmp_path, **changes), *listeners)
 
     return made
@@ -459,6 +461,7 @@ def test_a_machine_that_allows_no_process_is_one_error(run: Run, monkeypatch: py
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     one = run("")
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(subprocess, "Popen", refused)
     with pytest.raises(FuzzAttnError, match=r"^a worker process cannot be started: .*temporarily unavailable$"):
         one.run()
