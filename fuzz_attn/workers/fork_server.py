@@ -4,7 +4,8 @@ One process imports torch, the others are its forks. Importing torch costs more 
 milliseconds. Where none serves, processes are started as usual.
 
 A second server is a fork of the first: it has imported Triton too, for processes that need it decorated as for a GPU.
-That halves what a worker takes until it is ready, 0.25 CPU seconds. It is forked at the first request for it.
+A worker of it is ready after 0.03 to 0.04 CPU seconds, one of the first after 0.2 to 0.3 (medians of 12, in turn). The
+first request for it forks it.
 
 Why not the fork server of ``multiprocessing`` with ``set_forkserver_preload``? It starts a process that imports torch
 no faster: at best in 13 ms, ours in 11 ms (30 processes, three runs of each in turn, on a busy machine). Its processes

@@ -261,7 +261,10 @@ def test_the_second_server_imports_more_and_its_forks_are_like_others(
     unserved: None, started: Callable[..., Probe]
 ) -> None:
     with fork_server(SECOND):
-        usual, *others = (answers_of(started(with_triton=with_triton)) for with_triton in (False, True, True, False))
+        processes = [started(with_triton=with_triton) for with_triton in (False, True, True, False)]
+        usual, *others = map(answers_of, processes)
+        for process in processes:
+            process.end()
     assert [each.pop("more") for each in (usual, *others)] == [False, True, True, False]
     parents = [each.pop("parent") for each in (usual, *others)]
     assert parents[0] == parents[3] != parents[1] == parents[2]
@@ -284,9 +287,7 @@ def test_a_fork_that_the_dying_server_never_started_counts_as_killed(
 OWNER: Final = """
 import os, signal, sys, time
 import msgspec
-from fuzz_attn.workers.fork_server import VARIABLE
-from fuzz_attn.engine.preloaded import PROGRAM
-from fuzz_attn.workers.fork_server import fork_server
+from fuzz_attn.workers.fork_server import VARIABLE, fork_server
 from fuzz_attn.workers.worker_process import WorkerProcess
 
 def ask():
@@ -303,7 +304,7 @@ HANG = b"signal.signal(signal.SIGTERM, signal.SIG_IGN)\\nwhile True: signal.paus
 
 
 def test_a_hanging_fork_and_the_server_die_with_the_owner_of_both(unserved: None) -> None:
-    code = f"{OWNER}\nwith fork_server(PROGRAM): ask()"
+    code = f"{OWNER}\nwith fork_server({LIGHT!r}): ask()"
     owner = subprocess.Popen([sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     pid, fork, server, path = owner.stdout.readline().split()
