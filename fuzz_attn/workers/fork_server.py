@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import hashlib
 import importlib
@@ -486,14 +485,13 @@ def _send(line: int, number: int) -> None:
 
 
 _SERVER_LOST: Final = 1
-_ARGUMENTS: Final = 45
-"""The place of the first address of the arguments, behind the name of the process in ``/proc/PID/stat``."""
 
 
 def become(request: Request, server: int, connection: int, output: int) -> None:
     """Make this fork of a server the process that is asked for, up to the call of its module.
 
-    Its command line ends with the number of the connection. A failure ends it: it must not go on as the server.
+    Its last argument is the number of the connection; ``ps`` and others go on showing the server's command. A failure
+    ends it: it must not go on as the server.
     """
     try:
         die_with_parent()
@@ -508,7 +506,6 @@ def become(request: Request, server: int, connection: int, output: int) -> None:
         sys.path[:] = dict.fromkeys((*_search_path(os.environ), *interpreters))
         importlib.invalidate_caches()
         sys.argv[1:] = [str(connection)]
-        _set_command_line(sys.executable, "-P", "-m", request.module, str(connection))
         _draw_new_seeds()
     except BaseException:  # noqa: BLE001 - see above
         traceback.print_exc()
@@ -535,17 +532,6 @@ def _draw_new_seeds() -> None:
         torch.default_generator.seed()
     if random is not None:
         random.seed()
-
-
-def _set_command_line(*words: str) -> None:
-    """Let ``ps`` and others show a command instead of the server's, cut where that ends: it is written over it."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return  # without /proc nobody sees it
-    start, end = (int(field) for field in fields[_ARGUMENTS : _ARGUMENTS + 2])
-    text = b"\0".join(map(os.fsencode, words))[: end - start - 1]
-    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def serve(import_all: Callable[[], None], import_more: Callable[[], None] = lambda: None) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 from uuid import uuid4
@@ -22,6 +22,7 @@ import pytest
 from fuzz_attn import counterexamples
 from fuzz_attn.case.families import Family
 from fuzz_attn.counterexamples import Counterexample
+from fuzz_attn.engine.preloaded import PROGRAM
 from fuzz_attn.engine.replay import replay
 from fuzz_attn.workers.fork_server import VARIABLE
 
@@ -31,8 +32,8 @@ MARK = "FUZZ_ATTN_DRILL"
 PATIENCE = 240.0
 """Seconds; longer than any drill takes on a busy machine."""
 
-SHARD, WORKER = "fuzz_attn.engine.shard", "fuzz_attn.engine.case_judge"
-"""What the command lines of a run's processes contain."""
+SHARD, WORKER, SERVER, SECOND_SERVER = "shard", "worker", "fork server", "second fork server"
+"""Roles of a run's processes."""
 
 
 def _content(path: str) -> bytes:
@@ -99,6 +100,10 @@ class Run:
         """Return the processes of this run whose command line contains a text."""
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_own(pid, part)]
 
+    def having(self, role: str) -> list[int]:
+        """Return the processes of this run with a role."""
+        return [pid for pid in self.processes(PROGRAM) if role_of(pid) == role]
+
     def _is_own(self, pid: int, part: str) -> bool:
         try:
             if part.encode() not in _content(f"/proc/{pid}/cmdline"):  # most processes are no drill's
@@ -117,11 +122,11 @@ class Run:
             assert time.monotonic() < limit, self.output
             time.sleep(0.1)  # a look at all processes or files costs more than this saves
 
-    def kill(self, part: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to all processes of this run whose command line contains a text."""
-        for pid in self.processes(part):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def kill(self, role: str) -> None:
+        """Kill all processes of this run with a role; there must be some."""
+        found = self.having(role)
+        assert found, role
+        _kill(found)
 
     def end(self, *statuses: int) -> None:
         """Wait for the end; check the exit status, that no process is left and that nothing failed unexpectedly."""
@@ -152,11 +157,35 @@ class Run:
 
     def close(self) -> None:
         """Kill whatever is left."""
-        self.kill("")
+        _kill(self.processes())
         self.process.wait()
         self._reader.join(PATIENCE)
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+def role_of(pid: int) -> str:
+    """Return what a process of a run is there for, by what it is a fork of; empty if it has ended.
+
+    All of them have the command line of the fork server. Unlike the second server, a process that was asked for leads
+    a group.
+    """
+    try:
+        parent, group = map(int, _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1:3])
+        if PROGRAM.encode() not in _content(f"/proc/{parent}/cmdline"):
+            return SERVER
+    except OSError:
+        return ""
+    above = role_of(parent)
+    if above == SERVER:
+        return SHARD if group == pid else SECOND_SERVER
+    return WORKER if above == SECOND_SERVER else above
+
+
+def _kill(processes: Iterable[int]) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _environment() -> dict[str, str]:

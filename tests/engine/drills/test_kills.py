@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from fuzz_attn.engine.preloaded import PROGRAM
+from tests.engine.drills.conftest import SECOND_SERVER, SERVER, SHARD, WORKER
 
 Start = Callable[..., Any]
 
-SHARD, WORKER = "fuzz_attn.engine.shard", "fuzz_attn.engine.case_judge"
-SERVER, SECOND_SERVER = PROGRAM, "the fork of it that has imported Triton"
 LONG = ("--max-time", "200")
 INTERRUPTED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -41,9 +39,6 @@ LOST = "all workers are forks of was killed"
 def test_a_killed_engine_ends_the_run_and_says_so(process: str, words: str, start: Start) -> None:
     run = start("slow", *LONG, own_server=True)
     run.wait_until(lambda: running(run))
-    if process == SECOND_SERVER:
-        _, second = run.processes(SERVER)
-        os.kill(second, signal.SIGKILL)
     run.kill(process)
     run.end(2)
     assert words in run.output
@@ -88,7 +83,7 @@ def test_a_signal_while_shrinking_keeps_the_failure(start: Start) -> None:
 @pytest.mark.slow
 def test_an_interrupt_while_the_workers_start(start: Start) -> None:
     run = start("slow", *LONG, own_server=True)
-    run.wait_until(lambda: run.processes(WORKER))
+    run.wait_until(lambda: run.having(WORKER))
     run.process.send_signal(signal.SIGINT)
     run.end(130)
 

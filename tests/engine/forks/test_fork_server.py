@@ -46,7 +46,6 @@ answers = {
     "threads": threading.active_count(),
     "print": [sys.stdout.encoding, sys.stdout.errors, sys.stderr.errors, sys.stdout.line_buffering],
     "signals": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)],
-    "command": open("/proc/self/cmdline").read().rstrip(chr(0)).split(chr(0))[:4],
     "random": [random.random(), float(numpy.random.random()), torch and torch.rand(1).item()],
     "triton": "triton" in sys.modules,
     "more": "more" in sys.modules,
