@@ -4,8 +4,8 @@ One process imports torch, the others are its forks. Importing torch costs more 
 milliseconds. Where none serves, processes are started as usual.
 
 A second server is a fork of the first: it has imported Triton too, for processes that need it decorated as for a GPU.
-A worker of it is ready after 0.03 to 0.04 CPU seconds, one of the first after 0.2 to 0.3 (medians of 12, in turn). The
-first request for it forks it.
+A worker is ready after 0.03 to 0.04 CPU seconds. Before, when each imported Triton and checked the simulator itself, it
+was 0.2 to 0.3 (medians of 12 starts of two targets, both trees in turn). The first request for it forks it.
 
 Why not the fork server of ``multiprocessing`` with ``set_forkserver_preload``? It starts a process that imports torch
 no faster: at best in 13 ms, ours in 11 ms (30 processes, three runs of each in turn, on a busy machine). Its processes
@@ -341,7 +341,12 @@ class ForkServer:
     The first request at the socket ``second`` is left to a fork that imports more and serves that one.
     """
 
-    def __init__(self, listening: socket.socket, second: socket.socket | None, import_more: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        second: socket.socket | None = None,
+        import_more: Callable[[], None] = lambda: None,
+    ) -> None:
         self._listening = listening
         self._second = second
         self._import_more = import_more
@@ -561,7 +566,7 @@ def _serve_second(listening: socket.socket, import_more: Callable[[], None], fir
     _import(import_more)
     atexit.register(gc.unfreeze)  # in a fork that exits: Triton's bindings print what is not collected at the end
     adopt_orphans()
-    module = ForkServer(listening, None, import_more).serve()
+    module = ForkServer(listening).serve()
     if module is None:
         os._exit(0)
     return module

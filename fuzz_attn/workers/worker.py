@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from fuzz_attn.backends.cuda import says_full, says_lost
+from fuzz_attn.backends.cuda import says_full
 from fuzz_attn.errors import DeviceFullError, DeviceLostError, FuzzAttnError, ProcessError, UnsupportedByBackendError
 from fuzz_attn.workers.fork import NO_MORE_MESSAGES, die_with_parent, run_in_fork
 from fuzz_attn.workers.messages import (
@@ -228,7 +228,8 @@ class _Server:
             except DeviceFullError:
                 os._exit(DEVICE_FULL)
             except DeviceLostError as error:
-                self._end_without_device(error)
+                print(error, file=sys.stderr, flush=True)
+                os._exit(DEVICE_LOST)
             except FuzzAttnError as error:
                 self._send(Refused(str(error)))
             except (BrokenPipeError, ConnectionResetError):
@@ -236,15 +237,8 @@ class _Server:
             except BaseException as error:  # noqa: BLE001 - a target's own are verdicts: here the harness failed
                 if says_full(error):  # tensors of the harness found no room
                     os._exit(DEVICE_FULL)
-                if says_lost(error) and self._sharing.shared:  # by the fault of another worker
-                    self._end_without_device(error)
                 self._report(error)
             self._sharing.count_order()
-
-    def _end_without_device(self, error: BaseException) -> None:
-        """End the process, which can no longer use the device."""
-        print(error, file=sys.stderr, flush=True)
-        os._exit(DEVICE_LOST)
 
     def _report(self, error: BaseException) -> None:
         """Report a failure of the harness and end the process: the target may have changed anything in it."""
