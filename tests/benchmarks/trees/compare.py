@@ -1,8 +1,9 @@
-"""Cases a second in this tree and in another one: ``compare.py OTHER [--families F ...] [--seeds N ...] [--core N]``.
+"""Cases a second in this tree and in another one: ``compare.py OTHER [--cold] [--families F ...] [--seeds N ...]``.
 
 OTHER is the folder of a checkout. Each tree draws cases of a default campaign and judges them, as ``bench_campaign.py``
 does; the trees take turns with each round, so that whatever else the machine does costs both the same. The first play
-of a round makes its kernels and does not count; of the others, the fastest counts. CPU seconds of a worker need Linux.
+of a round makes its kernels and does not count; of the others, the fastest counts. With ``--cold`` the first play alone
+counts, as in the first minutes of a campaign. CPU seconds of a worker need Linux.
 
 A round has few compile keys, so one seed says little: seeds differ by 20 % in either direction.
 """
@@ -63,15 +64,14 @@ class Side:
         return answer
 
 
-def seconds_of(other: Path, family: str, seed: int, rounds: int) -> Seconds:
-    """Return the CPU seconds of the same number of cases in both trees."""
+def seconds_of(other: Path, family: str, seed: int, rounds: int, *, cold: bool = False) -> Seconds:
+    """Return the CPU seconds of the same number of cases in both trees, cold ones with the making of their kernels."""
     total = [0.0, 0.0]
     with ExitStack() as stack:
         sides = [stack.enter_context(Side(tree, family, seed)) for tree in (HERE, other)]
         for number in range(rounds):
-            for side in sides:
-                side.play(number)
-            plays = [[side.play(number) for side in sides] for _ in range(REPEATS)]
+            first = [side.play(number) for side in sides]
+            plays = [first] if cold else [[side.play(number) for side in sides] for _ in range(REPEATS)]
             for index, times in enumerate(zip(*plays, strict=True)):
                 total[index] += min(times)
     return total[0], total[1]
@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", choices=tuple(FAMILIES), help="all that both trees have by default")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of 240 cases for each seed")
+    parser.add_argument("--cold", action="store_true", help="count the first play of a round, which makes its kernels")
     parser.add_argument("--core", type=int, help="the one core that all processes use; any by default")
     arguments = parser.parse_args()
     if arguments.core is not None:
@@ -106,7 +107,10 @@ def main() -> None:
     print(f"{'family':8} {'seed':>5} {'here':>8} {'other':>8} {'cases/s':>13}")
     everything = (0.0, 0.0)
     for family in arguments.families or families_of_both(arguments.other):
-        found = [seconds_of(arguments.other.resolve(), family, seed, arguments.rounds) for seed in arguments.seeds]
+        found = [
+            seconds_of(arguments.other.resolve(), family, seed, arguments.rounds, cold=arguments.cold)
+            for seed in arguments.seeds
+        ]
         for seed, seconds in zip(arguments.seeds, found, strict=True):
             _print(family, str(seed), seconds)
         together = sum(here for here, _ in found), sum(there for _, there in found)
