@@ -64,8 +64,8 @@ def with_room(
     makes room for all that it calls.
 
     Without this, the first launch of the unified kernel (2nd case of tests/benchmarks/bench_simulator.py) takes 1.10
-    times the CPU time, with 813 page faults instead of 63. How much it is depends on the depth of the call. Of a cold
-    campaign it saves 6 % of a whole case (median of 9 pairs in turn, 3 families, rounds of 10 keys and 60 cases).
+    times the CPU time, with 813 page faults instead of 63. How much it is depends on the depth of the call: of a whole
+    case of a cold campaign it saves up to 10 % (tests/benchmarks/trees/compare.py --cold against a tree without it).
     """
     return function(*arguments, **keywords)
 
@@ -79,7 +79,8 @@ def collection_paused() -> Iterator[None]:
 
     Triton's front end makes tens of thousands of objects for a kernel, which the collector would look at many times.
     Without this a program takes 1.08 times the time (30 programs each of the unified and the paged family), and more
-    than half of the first minutes of a campaign goes to programs: it saves 4 % of a whole case of a cold campaign.
+    than half of the first minutes of a campaign goes to programs: it saves 3 to 7 % of a whole case of a cold campaign
+    (measured in the same way).
     """
     if not gc.isenabled():
         yield

@@ -14,6 +14,7 @@ import inspect
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -162,25 +163,9 @@ def translating_generator(translate: Callable[[Any], Any]) -> type:
     return Generator
 
 
-@contextlib.contextmanager
-def using_generator(generator: type) -> Iterator[None]:
-    """Have Triton's front end use this generator, and parse each source once, until the context is left.
-
-    One kernel calls some 35 functions, most of them of Triton's own library. To parse them anew for each kernel, as
-    Triton does, takes a tenth of the time of a lowering, and 3 % of a whole case of a cold campaign.
-    """
-    own = mock.patch.object(_code_generator(), "CodeGenerator", generator)
-    with own, mock.patch.object(JITFunction, "parse", lambda function: _parsed(function.src)):
-        yield
-
-
-@functools.lru_cache(maxsize=512)
-def _parsed(source: str) -> ast.Module:
-    """Return the syntax tree of a function. The front end reads it and at most notes on it that a value is unused."""
-    tree = ast.parse(source)
-    assert len(tree.body) == 1
-    assert isinstance(tree.body[0], ast.FunctionDef)
-    return tree
+def using_generator(generator: type) -> AbstractContextManager[object]:
+    """Return a context in which Triton's front end uses this generator."""
+    return mock.patch.object(_code_generator(), "CodeGenerator", generator)
 
 
 def _digest_of(function: Any) -> str:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,6 @@ from triton.runtime import Autotuner, JITFunction, OutOfResources, interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
 from fuzz_attn.ttir import interpreter_compat, triton_compat
-from fuzz_attn.ttir.lowering import Translations
 from fuzz_attn.ttir.triton_compat import FrontEnd, Parameter, TranslatedFunction
 
 
@@ -191,27 +189,6 @@ def test_the_front_end_gives_the_text_of_the_first_ir() -> None:
     assert "tt.func public @probe" in text
     assert "tt.store" in text
     assert "#loc" in text, "findings name source lines"
-
-
-def calling(x_ptr, count, BLOCK: tl.constexpr = 4):
-    places = tl.arange(0, BLOCK)
-    tl.store(x_ptr + places, tl.max(tl.where(places < count, places, 0), axis=0) + tl.cdiv(count, BLOCK))
-
-
-def test_syntax_trees_that_lowerings_share_change_no_kernel() -> None:
-    front_end, translations = FrontEnd(), Translations()
-    signature = {"x_ptr": "*i32", "count": "i32", "BLOCK": "constexpr"}
-
-    def text(block: int) -> str:
-        return front_end.ttir(_compiled(calling), signature, {(2,): block}, front_end.new_context())
-
-    with translations.accepted():
-        shared = [text(4), text(8), text(4)]
-        assert JITFunction.parse(_compiled(calling)) is JITFunction.parse(_compiled(calling))
-    with translations.accepted(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JITFunction, "parse", lambda function: ast.parse(function.src))
-        own = [text(4), text(8)]
-    assert shared == [*own, own[0]]
 
 
 @triton.jit
