@@ -31,7 +31,6 @@ from fuzz_attn.backends.gpus import (
     visible_gpus,
 )
 from fuzz_attn.case.attention_case import AttentionCase
-from fuzz_attn.case.description import describe
 from fuzz_attn.case.domain import Domain
 from fuzz_attn.case.parts import DTypes, Sequence
 from fuzz_attn.case.recipes import SinkRecipe
@@ -152,7 +151,7 @@ def campaign(target: str, seconds: float, place: Path) -> tuple[RunReport, list[
     report = run_and_log(plan, events.append)
     print(report.notes, report.statistics.cases)
     for failure in report.failures:
-        print(failure.message.splitlines()[0], describe(failure.counterexample.case), failure)
+        print(failure)
     assert any(note.startswith(SHARE) for note in report.notes), report.notes
     assert report.errors == ()
     for event in searched(events):  # a relation may add sinks
