@@ -15,6 +15,7 @@ from fuzz_attn.engine.isolated_worker import IsolatedWorker
 from fuzz_attn.engine.orders import Order, Setup
 from fuzz_attn.operations.calls.call_case import Call, CallSequence
 from fuzz_attn.operations.calls.call_experiment import Block
+from fuzz_attn.operations.calls.second_call import FirstStream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -71,6 +72,26 @@ def test_what_a_target_does_rightly_passes(name: str, workers: dict[str, Isolate
     for sequence in (*WRONG.values(), memory, *lines):
         verdict = judged(workers, name, sequence).verdict
         assert verdict.passed, (verdict, sequence)
+
+
+def test_a_second_stream_waits_for_what_its_call_is_given() -> None:
+    """A busy GPU may make a call's tensors later than the host has launched the call."""
+    busy, given = torch.ones(8192, 8192, device="cuda"), torch.zeros(8, device="cuda")
+
+    def make() -> None:
+        for _ in range(8):
+            busy.copy_(busy @ busy / 8192)
+        given.fill_(2)
+
+    def make_and_call() -> None:
+        make()
+        first.second.around(lambda: given.add_(1))
+
+    make()
+    given.add_(1)  # a kernel that is loaded only now would wait for the GPU
+    first = FirstStream(1, make_and_call)
+    first.around(lambda: None)
+    assert given.tolist() == [3.0] * 8
 
 
 def test_memory_of_a_gpu_is_lent_anew_only_when_nothing_uses_it() -> None:

@@ -211,6 +211,7 @@ class SecondStream:
     def around(self, call: Callable[[], Any]) -> Any:
         """Return the result of a call."""
         stream = self._held.stream
+        stream.wait_stream(torch.cuda.current_stream())  # in which the call's tensors and their memory are still made
         with torch.cuda.stream(stream):
             self._held.hold()
             try:
