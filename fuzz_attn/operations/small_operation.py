@@ -260,12 +260,16 @@ def _nearer(case: Any, *, place: int) -> Any:
     return replace(case, far_axes=case.far_axes[:place] + case.far_axes[place + 1 :])
 
 
-def fitting(names: Iterable[C], lengths: Mapping[str, int], num_elements: int) -> tuple[C, ...]:
+def fitting(
+    names: Iterable[C], used: Mapping[str, int], indices: Mapping[str, int], num_elements: int
+) -> tuple[C, ...]:
     """Return those of the far axes that a case has, of not too many indices and not too much memory.
 
-    ``lengths`` are the used indices of each axis. Raises ``CaseError`` for two axes of one tensor.
+    ``used`` and ``indices`` say how many indices of each axis tokens may use, and how many it has: each of them has
+    memory of its own. Raises ``CaseError`` for two axes of one tensor.
     """
-    kept = tuple(name for name in names if 0 < lengths.get(name, 0) <= min(MOST_FAR, MOST_FAR_ELEMENTS // num_elements))
+    most = min(MOST_FAR, MOST_FAR_ELEMENTS // num_elements)
+    kept = tuple(name for name in names if used.get(name, 0) > 0 and indices[name] <= most)
     tensors = [name.rpartition("_")[0] for name in kept]
     if len(set(tensors)) < len(tensors):
         raise CaseError(f"far_axes={kept} must name one axis of each tensor")

@@ -232,6 +232,17 @@ def test_the_last_index_of_a_far_axis_lies_beyond_32_bits_and_takes_no_memory(na
     assert moved == (1 if name.startswith(("key", "value")) else 2)
 
 
+def test_each_index_of_a_far_axis_has_memory_and_all_together_little() -> None:
+    """Few tokens use few places of a page, but each of its places has memory of its own."""
+    assert WriteCase(5, 4, 23, page_size=1705, far_axes=("caches_place",)).far_axes == ()
+    assert WriteCase(5, 4, 23, page_size=200, far_axes=("caches_place",)).is_far
+    far = [case for case in drawn() if case.far_axes]
+    assert any("place" in name for case in far for name in case.far_axes)
+    for case in far:
+        for tensor in tensors_of(materialise(case)):
+            assert storage_bytes(tensor).numel() <= 2**25, case
+
+
 def tensors_of(tensors: WriteTensors) -> list[torch.Tensor]:
     """Return all tensors as integers, as poison may be NaN."""
     return [bits_of(each) for each in (tensors.key, tensors.value, *(o.tensor for o in tensors.outputs.values()))]

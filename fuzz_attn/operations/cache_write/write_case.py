@@ -183,7 +183,7 @@ class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
                 raise CaseError(f"{name}={getattr(self, name)} must be at most {largest}")
         if self.num_elements > MOST_ELEMENTS:
             raise CaseError(f"a cache has {self.num_elements} elements, must have at most {MOST_ELEMENTS}")
-        force_setattr(self, "far_axes", fitting(self.far_axes, self.far_lengths, self.num_elements))
+        force_setattr(self, "far_axes", fitting(self.far_axes, self.far_lengths, self._far_indices, self.num_elements))
 
     @property
     def cache_dtype(self) -> CacheType:
@@ -221,12 +221,19 @@ class WriteCase(Plain, frozen=True, tag_field="operation", tag=NAME):
         Keys and values in one tensor are not far, caches with far pages not along another axis.
         """
         places = self.page_size if self.shuffled else min(self.page_size, self.num_tokens)
-        lengths = {"token": self.num_tokens, "head": self.num_heads, "page": self.num_pages, "place": places}
         lacking = {"key", "value"} if self.fused else set()
         lacking |= {"caches"} if self.far else set()
         lacking |= set() if self.per_token_head else {"scale_caches"}
-        split = {name: name.rpartition("_") for name in get_args(WriteAxis)}
-        return {name: lengths[axis] for name, (tensor, _, axis) in split.items() if tensor not in lacking}
+        lengths = self._far_indices | {name: self.num_tokens for name in get_args(WriteAxis) if name.endswith("_token")}
+        lengths |= {name: places for name in get_args(WriteAxis) if name.endswith("_place")}
+        return {name: length for name, length in lengths.items() if name.rpartition("_")[0] not in lacking}
+
+    @property
+    def _far_indices(self) -> dict[str, int]:
+        """How many indices each axis has that may be far."""
+        rows = self.num_tokens + self.padded_tokens
+        lengths = {"token": rows, "head": self.num_heads, "page": self.num_pages, "place": self.page_size}
+        return {name: lengths[name.rpartition("_")[2]] for name in get_args(WriteAxis)}
 
     @property
     def num_pages(self) -> int:

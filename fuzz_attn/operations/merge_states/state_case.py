@@ -142,7 +142,7 @@ class StateCase(Plain, frozen=True, tag_field="operation", tag=NAME):
             raise CaseError(f"the outputs of all states have {self.num_elements} elements, must be {MOST_ELEMENTS}")
         if not abs(self.lse_offset) <= 1e4 or not 0.0 <= self.lse_spread <= 1e3:
             raise CaseError(f"lse_offset={self.lse_offset} must be within 1e4, {self.lse_spread=} from 0 to 1e3")
-        force_setattr(self, "far_axes", fitting(self.far_axes, self.far_lengths, self.num_elements))
+        force_setattr(self, "far_axes", fitting(self.far_axes, self.far_lengths, self.far_lengths, self.num_elements))
 
     @property
     def num_elements(self) -> int:
